@@ -1,0 +1,33 @@
+# Every target sets up what it needs in .venv; nothing has to be installed first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint docs bench clean
+
+# One stamp per set of extras: a target installs only what it uses.
+$(VENV)/installed-%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[$*]"
+	touch $@
+
+demo: $(VENV)/installed-all
+	$(BIN)/mvue reproduce snr --preset quick --out runs/snr
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/installed-test
+	$(BIN)/python benchmarks/snr_training.py
+
+clean:
+	rm -rf $(VENV) site runs

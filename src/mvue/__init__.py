@@ -1,0 +1,33 @@
+"""Learn minimum-variance unbiased estimators from a simulator, and prove it."""
+
+from ._assess import assess as assess
+from ._fit import Fit as Fit
+from ._fit import Outcome as Outcome
+from ._losses import bce_loss as bce_loss
+from ._losses import bias_reduced_loss as bias_reduced_loss
+from ._losses import effective_bias_weight as effective_bias_weight
+from ._losses import fisher_weighted_mse as fisher_weighted_mse
+from ._losses import mse as mse
+from ._losses import mse_over_crb as mse_over_crb
+from ._losses import squared_bias as squared_bias
+from ._networks import DeepSet as DeepSet
+from ._networks import Standardized as Standardized
+from ._networks import standardize as standardize
+from ._objectives import Loss as Loss
+from ._objectives import bce as bce
+from ._objectives import bias_reduced as bias_reduced
+from ._objectives import emmse as emmse
+from ._objectives import geometric as geometric
+from ._objectives import norm as norm
+from ._objectives import relative_mse as relative_mse
+from ._problem import Draw as Draw
+from ._problem import Problem as Problem
+from ._report import Assessment as Assessment
+from ._report import PriorAverage as PriorAverage
+from ._report import Report as Report
+from ._train import fit as fit
+from ._types import CheckpointError as CheckpointError
+from ._types import ExtrapolationWarning as ExtrapolationWarning
+from ._types import NonFiniteWarning as NonFiniteWarning
+from ._types import SimulatorError as SimulatorError
+from ._version import __version__ as __version__

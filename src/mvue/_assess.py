@@ -1,0 +1,349 @@
+"""Assessment: bias, variance and MSE of estimators at fixed values of the unknown."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from ._fit import Fit
+from ._losses import unit_mse, unit_squared_bias
+from ._moments import Moments, merge, moments_of, summarize
+from ._problem import Draw, Problem, check_count, describe_shapes
+from ._progress import progress_bar
+from ._report import Assessment, PriorAverage, Report
+from ._types import Estimator, ExtrapolationWarning, Key, NonFiniteWarning, Theta
+
+DEFAULT_VALUES = 13
+PIECE_NUMBERS = 2**22  # numbers of x held at a time, 16 MB in float32
+PRIOR_REPLICATES = 8
+RANGE_DRAWS = 4096
+
+
+def assess(
+    estimator: Estimator | Fit | Mapping[str, Estimator | Fit],
+    problem: Problem,
+    *,
+    key: Key,
+    at: Theta | None = None,
+    repeats: int = 10_000,
+    of: Callable[[Any], Any] | None = None,
+    progress: bool | None = None,
+) -> Report:
+    """Measure bias, variance and MSE at chosen values of the unknown, with standard errors.
+
+    Every estimator sees the same measurements, so differences between estimators are known
+    better than each one alone. Memory does not grow with `repeats`.
+
+    Args:
+        estimator: a function of one measurement that returns y (NumPy functions work, slowly),
+            a `Fit`, or a dict of these to compare.
+        problem: where the measurements come from.
+        key: decides all random numbers; repeat r at value k depends on the key, k and r alone.
+        at: values of theta, with one more axis in front than the prior's samples. Where theta is
+            a dict, nuisance entries may be left out: each value then gets one draw of them
+            from the prior. By default 13 values spread over the prior.
+        repeats: measurements at each value.
+        of: judge ``of(estimate)`` as an estimate of ``of(y)``, for example ``lambda y: 1 / y``.
+        progress: show a progress bar; by default on a terminal only.
+
+    Returns:
+        A report that prints, plots and saves.
+    """
+    check_count("repeats", repeats, least=2)
+    named = estimator if isinstance(estimator, Mapping) else {"estimator": estimator}
+    if not named:
+        raise ValueError("estimator must name at least one estimator, got an empty dict")
+    x_shape, y_shape = problem.shapes()
+    functions = {n: _as_function(n, e, x_shape, y_shape.shape[0]) for n, e in named.items()}
+    at_key, draw_key, prior_key = jr.split(key, 3)
+    theta = _values(problem, at, at_key)
+    y = jax.vmap(problem.y_of)(theta)
+    if at is not None:
+        _warn_outside(problem, theta, y, at_key)
+    transform = _transform(of, y_shape.shape[0])
+    truth = jax.vmap(transform)(y)
+
+    pieces = _Pieces(problem, tuple(functions.values()), transform)
+    errors, squares = pieces.at_values(theta, truth, repeats, draw_key, progress)
+    averages = pieces.over_prior(repeats, prior_key)
+    bound = _bound(problem, theta, transform, y)
+    assessments = {}
+    for i, name in enumerate(functions):
+        one = Moments(*(leaf[i] for leaf in errors))
+        failures = np.asarray(repeats - one.count, dtype=int)
+        if failures.any():
+            warnings.warn(
+                f"{name} gave {failures.sum():,} non-finite estimates in {failures.size * repeats:,}; "
+                "they are counted in the report as failures and left out of its averages",
+                NonFiniteWarning,
+                stacklevel=2,
+            )
+        assessments[name] = Assessment(
+            **vars(summarize(one)),
+            covariance=one.covariance,
+            failures=failures,
+            prior=averages[i],
+        )
+    names = problem.names or ()
+    d_out = truth.shape[1]
+    if of is not None:
+        names = (
+            tuple(f"of({n})" for n in names)
+            if d_out == len(names)
+            else tuple(f"of(y){i + 1}" for i in range(d_out))
+        )
+    return Report(
+        names=names,
+        y=np.asarray(truth, np.float64),
+        theta=jax.tree.map(np.asarray, theta),
+        repeats=repeats,
+        estimators=assessments,
+        bound=bound,
+        squared_errors=squares,
+    )
+
+
+class _Totals(NamedTuple):
+    errors: Moments  # leading axes (estimators, values), d components
+    squares: Moments  # leading axis (values,), one component for each estimator
+
+
+class _Pieces:
+    """Compiled reductions of a piece of the repeats."""
+
+    def __init__(
+        self, problem: Problem, functions: tuple[Estimator, ...], transform: Callable[[Any], Any]
+    ) -> None:
+        self.problem, self.transform = problem, transform
+        self.functions = functions
+        x, _ = problem.shapes()
+        self.x_size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+
+    def estimate(self, x: Any) -> Array:
+        """All estimators on a flat batch of measurements, (E, B, d)."""
+        return jnp.stack(
+            [
+                jax.vmap(lambda one, f=f: self.transform(jnp.reshape(f(one), (-1,))))(x)
+                for f in self.functions
+            ]
+        )
+
+    def at_values(
+        self, theta: Theta, truth: Array, repeats: int, key: Key, progress: bool | None
+    ) -> tuple[Moments, Moments]:
+        values = truth.shape[0]
+        size = int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats))
+        total: _Totals | None = None
+
+        @eqx.filter_jit
+        def piece(start: Array) -> _Totals:
+            index = start + jnp.arange(size)
+            keys = jax.vmap(lambda k: jr.fold_in(key, k))(jnp.arange(values))
+            x = jax.vmap(self.problem.measure, in_axes=(0, 0, None))(keys, theta, index)
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+            estimates = self.estimate(flat)
+            errors = estimates.reshape(len(estimates), values, size, -1) - truth[None, :, None, :]
+            wanted = jnp.broadcast_to(index < repeats, (values, size))
+            finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
+            squares = jnp.moveaxis((errors**2).sum(axis=-1), 0, -1)
+            return _Totals(
+                moments_of(errors, finite), moments_of(squares, finite.all(axis=0))
+            )
+
+        with progress_bar("assessing", repeats, show=progress) as advance:
+            for start in range(0, repeats, size):
+                part = piece(jnp.asarray(start))
+                total = part if total is None else _Totals(*map(merge, total, part))
+                advance(min(start + size, repeats), "")
+        assert total is not None
+        # A single piece has not been through `merge`, which also makes it float64.
+        return tuple(Moments(*(np.asarray(leaf, np.float64) for leaf in m)) for m in total)
+
+    def over_prior(self, repeats: int, key: Key) -> list[PriorAverage]:
+        """Averages over the prior of squared error and squared bias."""
+        m = PRIOR_REPLICATES
+        units = max(256, repeats // m)
+        size = int(np.clip(PIECE_NUMBERS // (m * self.x_size), 1, units))
+        count = -(-units // size)
+
+        @eqx.filter_jit
+        def piece(i: Array) -> Moments:
+            draw: Draw = self.problem.draw(jr.fold_in(key, i), size, m)
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draw.x)
+            estimates = self.estimate(flat)
+            estimates = estimates.reshape(len(estimates), size, m, -1)
+            errors = estimates - jax.vmap(self.transform)(draw.y)[None, :, None, :]
+            mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
+            bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
+            both = jnp.stack([mse, bias2], axis=-1)
+            return moments_of(both, jnp.isfinite(both).all(axis=-1))
+
+        total = piece(jnp.asarray(0))
+        for i in range(1, count):
+            total = merge(total, piece(jnp.asarray(i)))
+        stats = summarize(Moments(*(np.asarray(leaf, np.float64) for leaf in total)))
+        return [
+            PriorAverage(*(float(v) for v in (bias[0], se[0], bias[1], se[1])))
+            for bias, se in zip(stats.bias, stats.bias_se, strict=True)
+        ]
+
+
+def _as_function(name: str, estimator: Any, x: Any, d: int) -> Estimator:
+    """An estimator that can be traced, checked for its output."""
+    if isinstance(estimator, Fit):
+        estimator = estimator.estimator
+    if not callable(estimator):
+        raise TypeError(
+            f"estimator {name!r} must be callable or a Fit, got {type(estimator).__name__}"
+        )
+    try:
+        output = eqx.filter_eval_shape(estimator, x)
+    except (jax.errors.JAXTypeError, jax.errors.TracerArrayConversionError):
+        return _on_host(name, estimator, d)
+    except Exception as error:
+        raise ValueError(
+            f"estimator {name!r} failed on one measurement, {describe_shapes(x)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    _check_output(name, getattr(output, "shape", None), d)
+    return estimator
+
+
+def _check_output(name: str, shape: tuple[int, ...] | None, d: int) -> None:
+    if shape != (d,) and not (d == 1 and shape == ()):
+        raise ValueError(
+            f"estimator {name!r} must return an array of the shape of y, ({d},), for one "
+            f"measurement; it returned {'no array' if shape is None else f'shape {shape}'}"
+        )
+
+
+def _on_host(name: str, estimator: Estimator, d: int) -> Estimator:
+    """A function that JAX cannot trace, called on NumPy arrays one measurement at a time."""
+    dtype = jnp.result_type(float)
+
+    def call(x: Any) -> np.ndarray:
+        output = np.asarray(estimator(jax.tree.map(np.asarray, x)), dtype)
+        _check_output(name, output.shape, d)
+        return output.reshape(d)
+
+    def traced(x: Any) -> Array:
+        shape = jax.ShapeDtypeStruct((d,), dtype)
+        return jax.pure_callback(call, shape, x, vmap_method="sequential")
+
+    return traced
+
+
+def _transform(of: Callable[[Any], Any] | None, d: int) -> Callable[[Any], Any]:
+    if of is None:
+        return lambda y: y
+    transform = lambda y: jnp.reshape(of(y), (-1,))  # noqa: E731
+    try:
+        jax.eval_shape(transform, jax.ShapeDtypeStruct((d,), jnp.result_type(float)))
+    except Exception as error:
+        raise ValueError(
+            f"of(y) failed for a y of shape ({d},): {type(error).__name__}: {error}"
+        ) from error
+    return transform
+
+
+def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
+    """The values of theta to assess at, with a leading axis."""
+    one = jax.eval_shape(problem.sample_prior, key)
+    if at is None:
+        return _spread(problem, key)
+    if isinstance(at, Mapping) and isinstance(one, Mapping):
+        unknown = sorted(set(at) - set(one))
+        if unknown:
+            raise ValueError(f"at names {unknown}, which theta does not have: {sorted(one)}")
+        if not at:
+            raise ValueError("at must give at least one entry of theta, got an empty dict")
+        missing = sorted(set(one) - set(at))
+        if missing:
+            count = len(np.asarray(jax.tree.leaves(at)[0]))
+            drawn = jax.vmap(problem.sample_prior)(jr.split(key, count))
+            at = {**at, **{name: drawn[name] for name in missing}}
+    if jax.tree.structure(at) != jax.tree.structure(one):
+        raise ValueError(
+            f"at must have the structure of theta, {jax.tree.structure(one)}, got "
+            f"{jax.tree.structure(at)}"
+        )
+
+    def fit_shape(value: Any, like: Any) -> Array:
+        value = jnp.asarray(value, like.dtype)
+        if value.ndim == 1 and like.shape == (1,):
+            value = value[:, None]
+        if value.ndim == 0 or value.shape[1:] != like.shape or value.shape[0] == 0:
+            raise ValueError(
+                f"at must hold values of theta along a new leading axis, shape (K, "
+                f"{', '.join(map(str, like.shape))}); got {value.shape}"
+            )
+        return value
+
+    theta = jax.tree.map(fit_shape, at, one)
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(theta)}
+    if len(lengths) != 1:
+        raise ValueError(f"at must give equally many values of each entry, got {sorted(lengths)}")
+    return theta
+
+
+def _spread(problem: Problem, key: Key) -> Theta:
+    """Values spread over the prior: at equal steps of rank, for one unknown; else drawn."""
+    theta = jax.vmap(problem.sample_prior)(jr.split(key, RANGE_DRAWS))
+    y = jax.vmap(problem.y_of)(theta)
+    if y.shape[1] == 1:
+        ranks = np.linspace(0, len(y) - 1, DEFAULT_VALUES).round().astype(int)
+        index = jnp.argsort(y[:, 0])[ranks]
+    else:
+        index = jnp.arange(DEFAULT_VALUES)
+    return jax.tree.map(lambda leaf: leaf[index], theta)
+
+
+def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
+    """Warn about values that the prior cannot produce."""
+    outside = np.zeros(len(y), bool)
+    priors = jax.tree.leaves(problem.prior, is_leaf=lambda n: not isinstance(n, Mapping))
+    parts = [theta] if len(priors) == 1 and not isinstance(problem.prior, Mapping) else None
+    parts = parts or jax.tree.leaves(theta)
+    supports = [getattr(prior, "support", None) for prior in priors]
+    if len(parts) == len(priors) and all(callable(s) for s in supports):
+        for support, part in zip(supports, parts, strict=True):
+            inside = np.zeros(len(y), bool)
+            for slack in (1.0, 1 - 1e-5, 1 + 1e-5):  # rounding is not extrapolation
+                check = np.asarray(jax.vmap(support)(part * slack))
+                inside |= check.reshape(len(y), -1).all(axis=1)
+            outside |= ~inside
+    else:
+        drawn = jax.vmap(lambda k: problem.y_of(problem.sample_prior(k)))(jr.split(key, RANGE_DRAWS))
+        low, high = drawn.min(axis=0), drawn.max(axis=0)
+        margin = 0.01 * (high - low)
+        outside = np.asarray(((y < low - margin) | (y > high + margin)).any(axis=1))
+    if outside.any():
+        listed = ", ".join(str(np.asarray(v).tolist()) for v in y[np.flatnonzero(outside)[:5]])
+        warnings.warn(
+            f"{outside.sum()} of the {len(y)} values in at lie outside the prior (y = {listed}"
+            f"{', ...' if outside.sum() > 5 else ''}): a trained estimator extrapolates there",
+            ExtrapolationWarning,
+            stacklevel=3,
+        )
+
+
+def _bound(
+    problem: Problem, theta: Theta, transform: Callable[[Any], Any], y: Array
+) -> np.ndarray | None:
+    """The known bound on the covariance at each value, (K, d, d)."""
+    if problem.crb is None:
+        return None
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), theta)
+        bound = np.asarray(jax.vmap(problem.crb)(exact), np.float64)
+    d = y.shape[1]
+    if bound.shape != (len(y), d, d):
+        raise ValueError(f"crb(theta) must return shape ({d}, {d}), got {bound.shape[1:]}")
+    jacobian = np.asarray(jax.vmap(jax.jacobian(transform))(y), np.float64)
+    return jacobian @ bound @ jacobian.swapaxes(1, 2)

@@ -1,0 +1,150 @@
+"""Training states on disk: written whole or not at all, and never mixed up.
+
+Each checkpoint holds the leaves of the training state and a record: what the run is (its
+identity), its history so far, and a digest of the leaves. A run resumes only from a checkpoint
+of the same identity.
+"""
+
+import hashlib
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ._types import CheckpointError
+
+KEEP = 3
+
+
+class Checkpoints:
+    """The checkpoints of one training run in one folder.
+
+    Args:
+        directory: the folder; made if it is not there.
+        identity: what the run is, as a flat dict that JSON can hold.
+    """
+
+    def __init__(self, directory: str | Path, identity: dict[str, Any]) -> None:
+        try:
+            import orbax.checkpoint as ocp
+        except ImportError as error:
+            raise ImportError(
+                "checkpoint= needs Orbax: pip install 'mvue[checkpoint]'"
+            ) from error
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._args = ocp.args
+        self.directory = Path(directory).resolve()
+        self.identity = identity
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEEP, create=True, enable_async_checkpointing=False
+        )
+        self._manager = ocp.CheckpointManager(
+            self.directory, options=options, item_names=("record", "state")
+        )
+
+    def save(self, step: int, state: PyTree, history: dict[str, Any]) -> None:
+        """Write the state after `step` steps, unless it is there already."""
+        if step == self._manager.latest_step():
+            return
+        leaves = _numbered(state)
+        record = {"identity": self.identity, "history": history, "digest": _digest(leaves)}
+        args = self._args.Composite(
+            state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
+        )
+        self._manager.save(step, args=args)
+
+    def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+        """The newest readable state and its history, or None in an empty folder.
+
+        A checkpoint that cannot be read is deleted, with a warning, once an older one has been
+        read in its place.
+
+        Args:
+            like: a state of the same structure.
+        """
+        damaged: list[int] = []
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                record = self._restore(step, record=self._args.JsonRestore()).record
+                identity = record["identity"]
+            except Exception:
+                damaged.append(step)
+                continue
+            self._check_identity(identity)
+            try:
+                target = jax.tree.map(_as_struct, _numbered(like))
+                leaves = self._restore(step, state=self._args.StandardRestore(target)).state
+                if _digest(leaves) != record["digest"]:
+                    raise ValueError("digest differs")
+            except Exception:
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                warnings.warn(
+                    f"the checkpoint of step {bad} in {self.directory} is damaged; resuming from "
+                    f"the one of step {step}",
+                    stacklevel=4,
+                )
+                self._manager.delete(bad)
+            ordered = [leaves[name] for name in _numbered(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), ordered), record["history"]
+        if damaged:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} can be read (steps "
+                f"{', '.join(map(str, sorted(damaged)))}): delete the folder or choose another"
+            )
+        return None
+
+    def close(self) -> None:
+        """Finish writing."""
+        self._manager.close()
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._manager.restore(step, args=self._args.Composite(**items))
+
+    def _check_identity(self, found: dict[str, Any]) -> None:
+        names = [n for n in self.identity | found if self.identity.get(n) != found.get(n)]
+        if names:
+            lines = "\n".join(
+                f"  {n}: {found.get(n)!r} there, {self.identity.get(n)!r} here" for n in names
+            )
+            raise CheckpointError(
+                f"the checkpoint in {self.directory} is of another training run:\n{lines}\n"
+                "Nothing was changed. Choose another folder, or delete this one to start afresh."
+            )
+
+
+def program_digest(jaxpr: Any) -> str:
+    """A digest of a traced program: its operations and the constants it closes over.
+
+    It changes with the prior, the simulator, the network, the loss and the optimizer.
+    """
+    text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
+    digest = hashlib.sha256(text.encode())
+    for constant in jaxpr.consts:
+        digest.update(np.asarray(jax.random.key_data(constant)
+                                 if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
+                                 else constant).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _numbered(state: PyTree) -> dict[str, Any]:
+    return {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+
+
+def _as_struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _digest(leaves: dict[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for leaf in leaves.values():
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""What training returns."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+from ._types import Estimator
+
+
+class Outcome(enum.StrEnum):
+    """How training ended."""
+
+    FINISHED = "finished"
+    STOPPED_EARLY = "stopped early"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A trained estimator and how it came about."""
+
+    estimator: Estimator
+    """A function of one measurement; batch it with `jax.vmap`."""
+    outcome: Outcome
+    """How training ended."""
+    step: int
+    """How many steps were done."""
+    weights: str
+    """Which weights the estimator has."""
+    history: dict[str, np.ndarray]
+    """One row for each validation: step, loss, mse and squared_bias of the training batches
+    since the row before, the same held out, with standard errors, and seconds."""
+    seconds: float
+    """Wall time, compilation included."""
+    compile_seconds: float
+    """Wall time before the first step."""
+    nonfinite: int
+    """How many unknowns were replaced because a simulation of theirs was not finite."""
+    settings: dict[str, Any]
+    """What was trained, and how."""
+
+    def __str__(self) -> str:
+        s = self.settings
+        lines = [
+            f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
+            f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
+            f"  loss      {s['loss']}; N = {s['batch_size']}, M = {s['replicates']}",
+            f"  network   {s['network']}; {self.weights}",
+        ]
+        if self.history:
+            last = {name: values[-1] for name, values in self.history.items()}
+            lines.append(
+                f"  held out  MSE {last['held_out_mse']:.4g} ± {last['held_out_mse_se']:.1g}, "
+                f"bias² {last['held_out_squared_bias']:.2g} ± "
+                f"{last['held_out_squared_bias_se']:.1g} (averages over the prior)"
+            )
+        if self.nonfinite:
+            lines.append(
+                f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"
+            )
+        if self.outcome is Outcome.DIVERGED:
+            lines.append(
+                f"  warning   the loss or the weights were not finite at step {self.step + 1:,}: "
+                "try a smaller learning rate, or weights that even out the errors"
+            )
+        return "\n".join(lines)
+
+    __repr__ = __str__

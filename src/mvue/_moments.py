@@ -1,0 +1,106 @@
+"""Moments that are added up in pieces, so that memory does not grow with the repeats.
+
+A piece is reduced on the device about its own mean; pieces are merged on the host in float64 by
+the exact update formulas of Chan and Pébay.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+
+class Moments(NamedTuple):
+    """Count, mean and sums of powers of deviations of vectors; leading axes are free."""
+
+    count: Array | np.ndarray  # (...)
+    mean: Array | np.ndarray  # (..., d)
+    second: Array | np.ndarray  # (..., d, d), sums of products of deviations
+    third: Array | np.ndarray  # (..., d)
+    fourth: Array | np.ndarray  # (..., d)
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Sample covariance with divisor n - 1, shape (..., d, d)."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.second / (np.asarray(self.count)[..., None, None] - 1)
+
+
+def moments_of(
+    values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]
+) -> Moments:
+    """Moments over the axis b of those values that are to be kept, on the device."""
+    mask = keep[..., None]
+    count = keep.sum(axis=-1)
+    total = jnp.where(mask, values, 0.0).sum(axis=-2)
+    mean = total / jnp.maximum(count, 1)[..., None]
+    deviation = jnp.where(mask, values - mean[..., None, :], 0.0)
+    squares = deviation**2
+    return Moments(
+        count,
+        mean,
+        jnp.einsum("...bi,...bj->...ij", deviation, deviation),
+        (squares * deviation).sum(axis=-2),
+        (squares**2).sum(axis=-2),
+    )
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """Moments of both sets of values together, in float64 on the host."""
+    a, b = (Moments(*(np.asarray(leaf, np.float64) for leaf in m)) for m in (a, b))
+    n_a, n_b = a.count[..., None], b.count[..., None]
+    n = np.maximum(n_a + n_b, 1)
+    delta = b.mean - a.mean
+    step = delta / n
+    second_a, second_b = (np.einsum("...ii->...i", m.second) for m in (a, b))
+    outer = delta[..., :, None] * delta[..., None, :]
+    return Moments(
+        a.count + b.count,
+        a.mean + n_b * step,
+        a.second + b.second + outer * (n_a * n_b / n)[..., None],
+        a.third
+        + b.third
+        + delta * step**2 * n_a * n_b * (n_a - n_b)
+        + 3 * step * (n_a * second_b - n_b * second_a),
+        a.fourth
+        + b.fourth
+        + delta * step**3 * n_a * n_b * (n_a**2 - n_a * n_b + n_b**2)
+        + 6 * step**2 * (n_a**2 * second_b + n_b**2 * second_a)
+        + 4 * step * (n_a * b.third - n_b * a.third),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorSummary:
+    """Bias, spread and MSE with standard errors, from the moments of errors."""
+
+    bias: np.ndarray
+    bias_se: np.ndarray
+    sd: np.ndarray
+    sd_se: np.ndarray
+    mse: np.ndarray
+    mse_se: np.ndarray
+
+
+def summarize(moments: Moments) -> ErrorSummary:
+    """What moments of errors say of each component."""
+    n = np.asarray(moments.count, np.float64)[..., None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = np.einsum("...ii->...i", moments.covariance)
+        bias, var0 = moments.mean, variance * (n - 1) / n
+        third, fourth = moments.third / n, moments.fourth / n
+        mse = bias**2 + var0
+        # E e⁴ from central moments; the variance of e² is E e⁴ - (E e²)².
+        raw_fourth = fourth + 4 * bias * third + 6 * bias**2 * var0 + bias**4
+        sd = np.sqrt(variance)
+        spread = np.maximum(fourth - var0**2, 0) / n
+        return ErrorSummary(
+            bias=bias,
+            bias_se=sd / np.sqrt(n),
+            sd=sd,
+            sd_se=np.sqrt(spread) / (2 * np.where(sd > 0, sd, 1)),
+            mse=mse,
+            mse_se=np.sqrt(np.maximum(raw_fourth - mse**2, 0) / n),
+        )

@@ -1,0 +1,265 @@
+"""What is to be estimated: a prior to train on, a simulator, and what is known besides."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ._types import Key, Measurement, SimulatorError, Theta
+
+NONFINITE_LIMIT = 0.01
+"""The largest fraction of simulations that may be non-finite before training is refused."""
+
+
+class Draw(NamedTuple):
+    """N unknowns and M measurements of each."""
+
+    theta: Theta
+    """What the simulator was given; leaves of shape (N, ...)."""
+    y: Float[Array, "n d"]
+    """The unknowns to estimate."""
+    x: Measurement
+    """The measurements; leaves of shape (N, M, ...)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """An estimation problem: unknowns are drawn from a prior and measured by a simulator.
+
+    The prior says which unknowns to train on. It need not be believed: the estimator of large
+    bias weight does not depend on it, only its range matters.
+
+    Args:
+        prior: a numpyro distribution, any object with ``sample(key)``, or a dict of these, in
+            which case theta is a dict too. One sample is one theta.
+        simulate: ``simulate(key, theta) -> x``, ONE measurement; an array or a pytree. Written
+            in JAX; batching happens outside.
+        log_likelihood: optional ``log_likelihood(theta, x) -> scalar``.
+        target: ``target(theta) -> y``, what is estimated; the rest of theta is a nuisance that
+            all measurements of one unknown share. By default theta itself, which must then be
+            one array.
+        names: one name for each component of y.
+        exchangeable: the leading axis of x indexes independent, identically distributed draws,
+            whose order carries no information.
+        crb: optional ``crb(theta) -> (d, d)``, a known lower bound on the covariance of
+            unbiased estimators of y.
+    """
+
+    prior: Any
+    simulate: Callable[[Key, Theta], Measurement]
+    log_likelihood: Callable[[Theta, Measurement], Any] | None = None
+    target: Callable[[Theta], Any] | None = None
+    names: tuple[str, ...] | None = None
+    exchangeable: bool = False
+    crb: Callable[[Theta], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("simulate", "log_likelihood", "target", "crb"):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "simulate"):
+                raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+        jax.tree.map(_check_prior, self.prior, is_leaf=_is_prior_leaf)
+        x, y = self.shapes()
+        names = self.names
+        if names is None:
+            d = y.shape[0]
+            names = ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
+        elif isinstance(names, str):
+            raise TypeError(f"names must be a sequence of names, got the string {names!r}")
+        names = tuple(names)
+        if len(names) != y.shape[0]:
+            raise ValueError(
+                f"names must have one entry for each of the {y.shape[0]} components of y, got "
+                f"{len(names)}: {names}"
+            )
+        object.__setattr__(self, "names", names)
+        if self.exchangeable:
+            lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
+            if len(lengths) != 1 or lengths == {()}:
+                raise SimulatorError(
+                    "exchangeable=True needs an x whose leaves all have the same leading axis, "
+                    f"the index of the independent draws; got {describe_shapes(x)}"
+                )
+
+    @classmethod
+    def from_likelihood(
+        cls,
+        prior: Any,
+        likelihood: Callable[[Theta], Any],
+        *,
+        target: Callable[[Theta], Any] | None = None,
+        names: tuple[str, ...] | None = None,
+        exchangeable: bool = False,
+        crb: Callable[[Theta], Any] | None = None,
+    ) -> "Problem":
+        """A problem whose simulator and log-likelihood are one numpyro distribution.
+
+        Args:
+            prior: as in `Problem`.
+            likelihood: ``likelihood(theta)``, the distribution of one measurement x.
+            target: as in `Problem`.
+            names: as in `Problem`.
+            exchangeable: as in `Problem`.
+            crb: as in `Problem`.
+        """
+
+        def simulate(key: Key, theta: Theta) -> Array:
+            return likelihood(theta).sample(key)
+
+        def log_likelihood(theta: Theta, x: Array) -> Array:
+            return jnp.sum(likelihood(theta).log_prob(x))
+
+        return cls(prior, simulate, log_likelihood, target, names, exchangeable, crb)
+
+    def sample_prior(self, key: Key) -> Theta:
+        """One theta."""
+        leaves, structure = jax.tree.flatten(self.prior, is_leaf=_is_prior_leaf)
+        keys = [key] if len(leaves) == 1 else list(jr.split(key, len(leaves)))
+        samples = [prior.sample(k) for prior, k in zip(leaves, keys, strict=True)]
+        return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, samples))
+
+    def y_of(self, theta: Theta) -> Float[Array, " d"]:
+        """The unknown in one theta, as a vector."""
+        y = theta if self.target is None else self.target(theta)
+        if not hasattr(y, "shape"):
+            y = jnp.asarray(y)
+        if y.ndim > 1:
+            raise SimulatorError(
+                f"y must be a scalar or a vector of shape (d,), got shape {y.shape}: give a "
+                "target that flattens it"
+            )
+        return jnp.reshape(jnp.asarray(y, dtype=jnp.result_type(float)), (-1,))
+
+    def draw(self, key: Key, n: int, m: int) -> Draw:
+        """N unknowns from the prior and M measurements of each, all with noise of their own.
+
+        Unknown i and its measurement j depend on the key, i and j alone, so a larger draw
+        begins with the smaller one.
+        """
+        check_count("n", n)
+        check_count("m", m)
+
+        def unit(i: Array) -> tuple[Theta, Measurement]:
+            key_i = jr.fold_in(key, i)
+            theta = self.sample_prior(jr.fold_in(key_i, 0))
+            return theta, self.measure(jr.fold_in(key_i, 1), theta, jnp.arange(m))
+
+        theta, x = jax.vmap(unit)(jnp.arange(n))
+        return Draw(theta, jax.vmap(self.y_of)(theta), x)
+
+    def measure(self, key: Key, theta: Theta, indices: Array) -> Measurement:
+        """Measurements of one theta; number j depends on the key and j alone."""
+        return jax.vmap(lambda j: self.simulate(jr.fold_in(key, j), theta))(indices)
+
+    def shapes(self) -> tuple[Any, Any]:
+        """Shapes and dtypes of one measurement and of y, without simulating."""
+        key = jr.key(0)
+        try:
+            theta = jax.eval_shape(self.sample_prior, key)
+        except Exception as error:
+            raise SimulatorError(
+                f"prior.sample(key) failed; it must return one theta as arrays: {error}"
+            ) from error
+        if self.target is None and len(jax.tree.leaves(theta)) != 1:
+            raise SimulatorError(
+                f"theta has several parts, {describe_shapes(theta)}: say with target which is "
+                "estimated, for example target=lambda theta: theta['name']"
+            )
+        try:
+            y = jax.eval_shape(self.y_of, theta)
+        except SimulatorError:
+            raise
+        except Exception as error:
+            raise SimulatorError(
+                f"target(theta) failed for a theta of {describe_shapes(theta)}: {error}"
+            ) from error
+        try:
+            x = jax.eval_shape(lambda k, t: jax.tree.map(jnp.asarray, self.simulate(k, t)), key, theta)
+        except Exception as error:
+            raise SimulatorError(
+                f"simulate(key, theta) failed for the theta that the prior gives, "
+                f"{describe_shapes(theta)}: {type(error).__name__}: {error}"
+            ) from error
+        if not jax.tree.leaves(x):
+            raise SimulatorError("simulate(key, theta) returned no arrays")
+        return x, y
+
+    def __repr__(self) -> str:
+        x, y = self.shapes()
+        kind = "exchangeable " if self.exchangeable else ""
+        known = [name for name in ("log_likelihood", "crb") if getattr(self, name) is not None]
+        return (
+            f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}"
+            + (f", known: {', '.join(known)})" if known else ")")
+        )
+
+
+def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
+    """A first look at the simulator: refuses one that cannot be trained on.
+
+    Unknowns with a non-finite measurement are left out, if they are few.
+    """
+    draw = jax.jit(problem.draw, static_argnums=(1, 2))(key, n, max(m, 2))
+    finite = finite_units(draw)
+    check_nonfinite(n - int(finite.sum()), n)
+    draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
+    leaves = [leaf for leaf in jax.tree.leaves(draw.x) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if all(bool((leaf == leaf[:, :1]).all()) for leaf in leaves or jax.tree.leaves(draw.x)):
+        raise SimulatorError(
+            "simulate ignores its key: repeated measurements of one theta are all equal, so there "
+            "is no noise to average over; draw the noise from the key that simulate is given"
+        )
+    return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
+
+
+def finite_units(draw: Draw) -> Array:
+    """Which unknowns have finite y and finite measurements throughout, (N,)."""
+    n = draw.y.shape[0]
+    checks = [
+        jnp.isfinite(leaf).reshape(n, -1).all(axis=1)
+        for leaf in jax.tree.leaves((draw.y, draw.x))
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    return jnp.stack(checks).all(axis=0)
+
+
+def check_nonfinite(bad: int, total: int, limit: float = NONFINITE_LIMIT) -> None:
+    """Refuse a simulator that fails too often."""
+    if bad > limit * total:
+        raise SimulatorError(
+            f"{bad / total:.2%} of the simulated unknowns have a non-finite measurement, more "
+            f"than the {limit:.0%} that may be left out: mend simulate, or narrow the prior to "
+            "where it is defined"
+        )
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def describe_shapes(tree: PyTree) -> str:
+    """The shapes in a pytree, for a message."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return f"shape {tuple(leaves[0][1].shape)}"
+    parts = (f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves)
+    return "shapes " + ", ".join(parts)
+
+
+def _is_prior_leaf(node: Any) -> bool:
+    return not isinstance(node, Mapping)
+
+
+def _check_prior(prior: Any) -> None:
+    if not callable(getattr(prior, "sample", None)):
+        raise TypeError(
+            "prior must be a numpyro distribution, an object with a method sample(key), or a dict "
+            f"of these; got {type(prior).__name__}"
+        )

@@ -1,0 +1,270 @@
+"""The outcome of an assessment: numbers first, then text, tables and pictures of them."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ._moments import Moments
+from ._types import Theta
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class PriorAverage(NamedTuple):
+    """Averages over unknowns drawn from the prior, summed over components."""
+
+    bmse: float
+    """Mean squared error."""
+    bmse_se: float
+    squared_bias: float
+    """Mean of the squared bias; estimated without bias, so it may be slightly negative."""
+    squared_bias_se: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """One estimator at K values of the unknown; arrays of shape (K, d) unless stated."""
+
+    bias: np.ndarray
+    """Mean of estimate - y."""
+    bias_se: np.ndarray
+    sd: np.ndarray
+    """Standard deviation of the estimate."""
+    sd_se: np.ndarray
+    mse: np.ndarray
+    """Mean of (estimate - y)²."""
+    mse_se: np.ndarray
+    covariance: np.ndarray
+    """Covariance of the estimate, (K, d, d)."""
+    failures: np.ndarray
+    """Non-finite estimates, left out of everything else, (K,)."""
+    prior: PriorAverage
+    """Averages over the prior."""
+
+    @property
+    def bias_over_sd(self) -> np.ndarray:
+        """|bias| / sd; its standard error is about 1 / sqrt(repeats)."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.abs(self.bias) / self.sd
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Bias, variance and MSE of one or more estimators, with the bound where it is known."""
+
+    names: tuple[str, ...]
+    """Names of the components of y."""
+    y: np.ndarray
+    """The values assessed at, (K, d)."""
+    theta: Theta
+    """What was simulated; leaves (K, ...)."""
+    repeats: int
+    """Measurements at each value."""
+    estimators: dict[str, Assessment]
+    bound: np.ndarray | None
+    """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
+    squared_errors: Moments
+    """Joint moments of the estimators' ‖error‖² on common measurements; see `mse_ratio`."""
+
+    @property
+    def crb(self) -> np.ndarray | None:
+        """The bound on the variance of each component, (K, d)."""
+        return None if self.bound is None else np.einsum("kii->ki", self.bound)
+
+    def mse_over_crb(self, name: str) -> np.ndarray | None:
+        """MSE of each component in units of the bound, (K, d); None where none is known."""
+        return None if self.crb is None else self[name].mse / self.crb
+
+    def mse_ratio(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ratio of two estimators' MSE at each value, and its standard error, (K,).
+
+        Both saw the same measurements, which makes the ratio sharper than its parts.
+        """
+        order = list(self.estimators)
+        i, j = order.index(self._known(name)), order.index(self._known(other))
+        count = np.asarray(self.squared_errors.count)
+        mean = np.asarray(self.squared_errors.mean)
+        ratio = mean[:, i] / mean[:, j]
+        cov = self.squared_errors.covariance / count[:, None, None]
+        variance = cov[:, i, i] - 2 * ratio * cov[:, i, j] + ratio**2 * cov[:, j, j]
+        return ratio, np.sqrt(np.maximum(variance, 0)) / mean[:, j]
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """The headline figures of one estimator."""
+        one = self[name]
+        figures: dict[str, Any] = {"max_bias_over_sd": float(np.nanmax(one.bias_over_sd))}
+        if (self.y > 0).all():
+            figures["max_relative_bias"] = float(np.nanmax(np.abs(one.bias) / self.y))
+        ratio = self.mse_over_crb(name)
+        if ratio is not None:
+            figures["mse_over_crb"] = {
+                "min": float(np.nanmin(ratio)),
+                "median": float(np.nanmedian(ratio)),
+                "max": float(np.nanmax(ratio)),
+            }
+        figures |= one.prior._asdict()
+        figures["failures"] = int(one.failures.sum())
+        return figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as lists and numbers; y and what belongs to it one entry per value."""
+        squeeze = (lambda a: a[:, 0]) if len(self.names) == 1 else (lambda a: a)
+        result: dict[str, Any] = {
+            "names": list(self.names),
+            "repeats": self.repeats,
+            "estimators": {},
+        }
+        for name, one in self.estimators.items():
+            columns = {"y": self.y} | {
+                field: getattr(one, field)
+                for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se")
+            }
+            if self.crb is not None:
+                columns["crb"] = self.crb
+            result["estimators"][name] = self.summary(name) | {
+                column: squeeze(values).tolist() for column, values in columns.items()
+            }
+        return result
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text; also written to `path`, if given."""
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=True)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_frame(self) -> Any:
+        """A tidy pandas DataFrame: one row for each estimator, value and component."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install 'mvue[frame]'") from error
+        rows = []
+        for name, one in self.estimators.items():
+            for k, c in np.ndindex(*self.y.shape):
+                row = {"estimator": name, "value": k, "component": self.names[c]}
+                row["y"] = self.y[k, c]
+                for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se", "bias_over_sd"):
+                    row[field] = getattr(one, field)[k, c]
+                row["crb"] = np.nan if self.crb is None else self.crb[k, c]
+                row["failures"] = one.failures[k]
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def plot(self) -> "Figure":
+        """Bias, standard deviation and MSE against y, with bands of two standard errors."""
+        from .plot import plot_report
+
+        return plot_report(self)
+
+    def to_html(self, path: str | Path, *, title: str = "Assessment") -> None:
+        """Write a self-contained page with the figure and the tables."""
+        from .report import write_page
+
+        write_page(path, title=title, report=self)
+
+    def __getitem__(self, name: str) -> Assessment:
+        return self.estimators[self._known(name)]
+
+    def _known(self, name: str) -> str:
+        if name not in self.estimators:
+            raise KeyError(f"no estimator named {name!r}; there are {list(self.estimators)}")
+        return name
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
+        console.print(
+            f"Assessment at {len(self.y)} values of {', '.join(self.names)}, "
+            f"{self.repeats:,} repeats each"
+        )
+        console.print(_text_table(summary_rows(self)))
+        console.print(_text_table(value_rows(self)))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    __repr__ = __str__
+
+
+def summary_rows(report: Report) -> list[list[str]]:
+    """The headline figures as text: a header, then a row for each estimator."""
+    rows = [["estimator", "max |bias|/sd", "max relative bias", "MSE/CRB min … median … max"]]
+    rows[0] += ["prior MSE", "prior bias²", "failures"]
+    noise = 1 / np.sqrt(report.repeats)
+    for name in report.estimators:
+        s = report.summary(name)
+        ratio = s.get("mse_over_crb")
+        relative = s.get("max_relative_bias")
+        rows.append(
+            [
+                name,
+                f"{s['max_bias_over_sd']:.3f} ± {noise:.3f}",
+                "" if relative is None else f"{relative:.1%}",
+                "" if ratio is None else f"{ratio['min']:.3f} … {ratio['median']:.3f} … {ratio['max']:.3f}",
+                with_error(s["bmse"], s["bmse_se"]),
+                with_error(s["squared_bias"], s["squared_bias_se"]),
+                f"{s['failures']:,}",
+            ]
+        )
+    keep = [j for j in range(len(rows[0])) if any(row[j] not in ("", "0") for row in rows[1:])]
+    return [[row[j] for j in keep] for row in rows]
+
+
+def value_rows(report: Report) -> list[list[str]]:
+    """The numbers at each value as text: a header, then a row for each value and component."""
+    single = len(report.estimators) == 1
+    label = "" if single else "{} "
+    header = (["component"] if len(report.names) > 1 else []) + [
+        report.names[0] if len(report.names) == 1 else "y"
+    ]
+    if report.crb is not None:
+        header.append("CRB")
+    for name in report.estimators:
+        prefix = label.format(name)
+        header += [f"{prefix}bias"] + (["sd"] if single else []) + [f"{prefix}MSE"]
+        if single:
+            header.append("|bias|/sd")
+        if report.crb is not None:
+            header.append("MSE/CRB" if single else "/CRB")
+    rows = [header]
+    for k, c in np.ndindex(*report.y.shape):
+        row = [report.names[c]] if len(report.names) > 1 else []
+        row.append(f"{report.y[k, c]:.4g}")
+        if report.crb is not None:
+            row.append(f"{report.crb[k, c]:.4g}")
+        for name, one in report.estimators.items():
+            row.append(with_error(one.bias[k, c], one.bias_se[k, c]))
+            row += [f"{one.sd[k, c]:.4g}"] if single else []
+            row.append(with_error(one.mse[k, c], one.mse_se[k, c]))
+            row += [f"{one.bias_over_sd[k, c]:.3f}"] if single else []
+            ratio = report.mse_over_crb(name)
+            row += [f"{ratio[k, c]:.3f}"] if ratio is not None else []
+        rows.append(row)
+    return rows
+
+
+def with_error(value: float, error: float) -> str:
+    """A number to the last digit that its standard error leaves meaningful."""
+    if not (np.isfinite(value) and np.isfinite(error)) or error <= 0:
+        return f"{value:.4g}"
+    digits = int(np.clip(1 - np.floor(np.log10(error)), 0, 8))
+    if error >= 1e5 or (digits == 8 and error < 1e-7):
+        return f"{value:.3e} ± {error:.1e}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _text_table(rows: list[list[str]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for j, name in enumerate(rows[0]):
+        text = j == 0 and not rows[1][0][:1].isdigit()
+        table.add_column(name, justify="left" if text else "right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,37 @@
+"""The vocabulary every module shares: names of things, errors and warnings.
+
+Axes are always in the order ``(N, M, ...)``: N unknowns, M measurements of each, then the
+shape of one measurement or the d components of the unknown.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from jaxtyping import Array, PyTree
+
+Theta: TypeAlias = PyTree
+"""Everything the simulator needs: the unknown and the nuisance parameters."""
+
+Measurement: TypeAlias = PyTree
+"""What an estimator sees: an array or a pytree of arrays."""
+
+Estimator: TypeAlias = Callable[[Any], Any]
+"""A function of ONE measurement that returns one estimate; batching happens outside."""
+
+Key: TypeAlias = Array
+
+
+class SimulatorError(ValueError):
+    """The prior or the simulator cannot be used as they are; the message says why."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint belongs to another training run, or none of them can be read."""
+
+
+class ExtrapolationWarning(UserWarning):
+    """An estimator is being judged at a value that the prior cannot produce."""
+
+
+class NonFiniteWarning(UserWarning):
+    """Some simulations or estimates were not finite and were left out."""

@@ -1,0 +1,5 @@
+"""Problems to learn from: simulators with their bounds and classical estimators."""
+
+from ._snr import snr as snr
+from ._snr import snr_corrected_mle as snr_corrected_mle
+from ._snr import snr_mle as snr_mle
