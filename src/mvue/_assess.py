@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ._fit import Fit
 from ._losses import unit_mse, unit_squared_bias
 from ._moments import Moments, merge, moments_of, summarize
-from ._problem import Draw, Problem, check_count, describe_shapes
+from ._problem import Draw, Problem, check_count, check_output, describe_shapes
 from ._progress import progress_bar
 from ._report import Assessment, PriorAverage, Report
 from ._types import Estimator, ExtrapolationWarning, Key, NonFiniteWarning, Theta
@@ -76,11 +76,12 @@ def assess(
     assessments = {}
     for i, name in enumerate(functions):
         one = Moments(*(leaf[i] for leaf in errors))
-        failures = np.asarray(repeats - one.count, dtype=int)
+        failures = np.asarray(repeats - one.number, dtype=int)
         if failures.any():
             warnings.warn(
-                f"{name} gave {failures.sum():,} non-finite estimates in {failures.size * repeats:,}; "
-                "they are counted in the report as failures and left out of its averages",
+                f"{name} gave {failures.sum():,} non-finite estimates in "
+                f"{failures.size * repeats:,}; they are counted as failures and left out "
+                "of the averages",
                 NonFiniteWarning,
                 stacklevel=2,
             )
@@ -152,9 +153,7 @@ class _Pieces:
             wanted = jnp.broadcast_to(index < repeats, (values, size))
             finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
             squares = jnp.moveaxis((errors**2).sum(axis=-1), 0, -1)
-            return _Totals(
-                moments_of(errors, finite), moments_of(squares, finite.all(axis=0))
-            )
+            return _Totals(moments_of(errors, finite), moments_of(squares, finite.all(axis=0)))
 
         with progress_bar("assessing", repeats, show=progress) as advance:
             for start in range(0, repeats, size):
@@ -162,8 +161,7 @@ class _Pieces:
                 total = part if total is None else _Totals(*map(merge, total, part))
                 advance(min(start + size, repeats), "")
         assert total is not None
-        # A single piece has not been through `merge`, which also makes it float64.
-        return tuple(Moments(*(np.asarray(leaf, np.float64) for leaf in m)) for m in total)
+        return total.errors.on_host(), total.squares.on_host()
 
     def over_prior(self, repeats: int, key: Key) -> list[PriorAverage]:
         """Averages over the prior of squared error and squared bias."""
@@ -187,7 +185,7 @@ class _Pieces:
         total = piece(jnp.asarray(0))
         for i in range(1, count):
             total = merge(total, piece(jnp.asarray(i)))
-        stats = summarize(Moments(*(np.asarray(leaf, np.float64) for leaf in total)))
+        stats = summarize(total.on_host())
         return [
             PriorAverage(*(float(v) for v in (bias[0], se[0], bias[1], se[1])))
             for bias, se in zip(stats.bias, stats.bias_se, strict=True)
@@ -211,16 +209,8 @@ def _as_function(name: str, estimator: Any, x: Any, d: int) -> Estimator:
             f"estimator {name!r} failed on one measurement, {describe_shapes(x)}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    _check_output(name, getattr(output, "shape", None), d)
+    check_output(f"estimator {name!r}", output, d)
     return estimator
-
-
-def _check_output(name: str, shape: tuple[int, ...] | None, d: int) -> None:
-    if shape != (d,) and not (d == 1 and shape == ()):
-        raise ValueError(
-            f"estimator {name!r} must return an array of the shape of y, ({d},), for one "
-            f"measurement; it returned {'no array' if shape is None else f'shape {shape}'}"
-        )
 
 
 def _on_host(name: str, estimator: Estimator, d: int) -> Estimator:
@@ -229,7 +219,7 @@ def _on_host(name: str, estimator: Estimator, d: int) -> Estimator:
 
     def call(x: Any) -> np.ndarray:
         output = np.asarray(estimator(jax.tree.map(np.asarray, x)), dtype)
-        _check_output(name, output.shape, d)
+        check_output(f"estimator {name!r}", output, d)
         return output.reshape(d)
 
     def traced(x: Any) -> Array:
@@ -310,7 +300,7 @@ def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
     priors = jax.tree.leaves(problem.prior, is_leaf=lambda n: not isinstance(n, Mapping))
     parts = [theta] if len(priors) == 1 and not isinstance(problem.prior, Mapping) else None
     parts = parts or jax.tree.leaves(theta)
-    supports = [getattr(prior, "support", None) for prior in priors]
+    supports: list[Any] = [getattr(prior, "support", None) for prior in priors]
     if len(parts) == len(priors) and all(callable(s) for s in supports):
         for support, part in zip(supports, parts, strict=True):
             inside = np.zeros(len(y), bool)
@@ -319,7 +309,9 @@ def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
                 inside |= check.reshape(len(y), -1).all(axis=1)
             outside |= ~inside
     else:
-        drawn = jax.vmap(lambda k: problem.y_of(problem.sample_prior(k)))(jr.split(key, RANGE_DRAWS))
+        drawn = jax.vmap(lambda k: problem.y_of(problem.sample_prior(k)))(
+            jr.split(key, RANGE_DRAWS)
+        )
         low, high = drawn.min(axis=0), drawn.max(axis=0)
         margin = 0.01 * (high - low)
         outside = np.asarray(((y < low - margin) | (y > high + margin)).any(axis=1))

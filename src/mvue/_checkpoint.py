@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -33,9 +34,7 @@ class Checkpoints:
         try:
             import orbax.checkpoint as ocp
         except ImportError as error:
-            raise ImportError(
-                "checkpoint= needs Orbax: pip install 'mvue[checkpoint]'"
-            ) from error
+            raise ImportError("checkpoint= needs Orbax: pip install 'mvue[checkpoint]'") from error
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._args = ocp.args
         self.directory = Path(directory).resolve()
@@ -129,9 +128,13 @@ def program_digest(jaxpr: Any) -> str:
     text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
     digest = hashlib.sha256(text.encode())
     for constant in jaxpr.consts:
-        digest.update(np.asarray(jax.random.key_data(constant)
-                                 if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
-                                 else constant).tobytes())
+        digest.update(
+            np.asarray(
+                jax.random.key_data(constant)
+                if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+                else constant
+            ).tobytes()
+        )
     return digest.hexdigest()[:16]
 
 

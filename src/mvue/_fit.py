@@ -18,6 +18,30 @@ class Outcome(enum.StrEnum):
     DIVERGED = "diverged"
 
 
+class History(dict[str, list[float]]):
+    """How training went: columns of equal length, one row for each validation.
+
+    ``step``; ``loss``, ``mse`` and ``squared_bias`` of the training batches since the row before;
+    the same on held-out unknowns (``held_out_loss`` ...), with standard errors; ``seconds``.
+    """
+
+    def add(self, row: dict[str, float]) -> None:
+        """Append a row."""
+        for name, value in row.items():
+            self.setdefault(name, []).append(value)
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The newest row; empty at the start."""
+        return {name: values[-1] for name, values in self.items()}
+
+    @property
+    def best(self) -> int | None:
+        """Index of the row with the lowest held-out loss; None if no loss was finite."""
+        scores = np.asarray(self.get("held_out_loss", []))
+        return int(np.nanargmin(scores)) if np.isfinite(scores).any() else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """A trained estimator and how it came about."""
@@ -29,10 +53,9 @@ class Fit:
     step: int
     """How many steps were done."""
     weights: str
-    """Which weights the estimator has."""
-    history: dict[str, np.ndarray]
-    """One row for each validation: step, loss, mse and squared_bias of the training batches
-    since the row before, the same held out, with standard errors, and seconds."""
+    """Which weights the estimator has, in words."""
+    history: History
+    """One row for each validation."""
     seconds: float
     """Wall time, compilation included."""
     compile_seconds: float
@@ -43,15 +66,14 @@ class Fit:
     """What was trained, and how."""
 
     def __str__(self) -> str:
-        s = self.settings
+        s, last = self.settings, self.history.last
         lines = [
             f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
             f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
             f"  loss      {s['loss']}; N = {s['batch_size']}, M = {s['replicates']}",
             f"  network   {s['network']}; {self.weights}",
         ]
-        if self.history:
-            last = {name: values[-1] for name, values in self.history.items()}
+        if last:
             lines.append(
                 f"  held out  MSE {last['held_out_mse']:.4g} ± {last['held_out_mse_se']:.1g}, "
                 f"bias² {last['held_out_squared_bias']:.2g} ± "

@@ -5,7 +5,7 @@ the exact update formulas of Chan and Pébay.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,24 +13,26 @@ from jaxtyping import Array, Bool, Float
 
 
 class Moments(NamedTuple):
-    """Count, mean and sums of powers of deviations of vectors; leading axes are free."""
+    """Number, mean and sums of powers of deviations of vectors; leading axes are free."""
 
-    count: Array | np.ndarray  # (...)
-    mean: Array | np.ndarray  # (..., d)
-    second: Array | np.ndarray  # (..., d, d), sums of products of deviations
-    third: Array | np.ndarray  # (..., d)
-    fourth: Array | np.ndarray  # (..., d)
+    number: Any  # (...)
+    mean: Any  # (..., d)
+    second: Any  # (..., d, d), sums of products of deviations
+    third: Any  # (..., d)
+    fourth: Any  # (..., d)
+
+    def on_host(self) -> "Moments":
+        """The same as float64 NumPy arrays."""
+        return Moments(*(np.asarray(leaf, np.float64) for leaf in self))
 
     @property
     def covariance(self) -> np.ndarray:
         """Sample covariance with divisor n - 1, shape (..., d, d)."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return self.second / (np.asarray(self.count)[..., None, None] - 1)
+            return self.second / (self.number[..., None, None] - 1)
 
 
-def moments_of(
-    values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]
-) -> Moments:
+def moments_of(values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]) -> Moments:
     """Moments over the axis b of those values that are to be kept, on the device."""
     mask = keep[..., None]
     count = keep.sum(axis=-1)
@@ -49,15 +51,15 @@ def moments_of(
 
 def merge(a: Moments, b: Moments) -> Moments:
     """Moments of both sets of values together, in float64 on the host."""
-    a, b = (Moments(*(np.asarray(leaf, np.float64) for leaf in m)) for m in (a, b))
-    n_a, n_b = a.count[..., None], b.count[..., None]
+    a, b = a.on_host(), b.on_host()
+    n_a, n_b = a.number[..., None], b.number[..., None]
     n = np.maximum(n_a + n_b, 1)
     delta = b.mean - a.mean
     step = delta / n
     second_a, second_b = (np.einsum("...ii->...i", m.second) for m in (a, b))
     outer = delta[..., :, None] * delta[..., None, :]
     return Moments(
-        a.count + b.count,
+        a.number + b.number,
         a.mean + n_b * step,
         a.second + b.second + outer * (n_a * n_b / n)[..., None],
         a.third
@@ -86,7 +88,7 @@ class ErrorSummary:
 
 def summarize(moments: Moments) -> ErrorSummary:
     """What moments of errors say of each component."""
-    n = np.asarray(moments.count, np.float64)[..., None]
+    n = moments.number[..., None]
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.einsum("...ii->...i", moments.covariance)
         bias, var0 = moments.mean, variance * (n - 1) / n

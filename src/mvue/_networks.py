@@ -172,7 +172,7 @@ def _standardized(
     return Standardized(features, _measure(values), network, _measure(pilot.y))
 
 
-def _measure(values: Float[Array, "n *shape"]) -> Affine:
+def _measure(values: Float[Array, "n ..."]) -> Affine:
     mean, deviation = jnp.mean(values, axis=0), jnp.std(values, axis=0)
     # An entry that never varies carries no information; leave its scale alone.
     constant = deviation <= 1e-6 * jnp.abs(mean) + jnp.finfo(values.dtype).tiny

@@ -77,7 +77,9 @@ def bce(
             start = stop = bias_weight
             text = f"BCE, λ = {stop:g}, {penalty} penalty"
         if penalty == "plug-in":
-            text += f" (acts as λ = {effective_bias_weight(stop, replicates):.3g} at M = {replicates})"
+            text += (
+                f" (acts as λ = {effective_bias_weight(stop, replicates):.3g} at M = {replicates})"
+            )
         return text + (", weighted" if weight else "")
 
     needs_pairs = callable(bias_weight) or bias_weight > 0

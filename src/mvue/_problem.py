@@ -179,7 +179,9 @@ class Problem:
                 f"target(theta) failed for a theta of {describe_shapes(theta)}: {error}"
             ) from error
         try:
-            x = jax.eval_shape(lambda k, t: jax.tree.map(jnp.asarray, self.simulate(k, t)), key, theta)
+            x = jax.eval_shape(
+                lambda k, t: jax.tree.map(jnp.asarray, self.simulate(k, t)), key, theta
+            )
         except Exception as error:
             raise SimulatorError(
                 f"simulate(key, theta) failed for the theta that the prior gives, "
@@ -190,12 +192,11 @@ class Problem:
         return x, y
 
     def __repr__(self) -> str:
-        x, y = self.shapes()
+        x, _ = self.shapes()
         kind = "exchangeable " if self.exchangeable else ""
         known = [name for name in ("log_likelihood", "crb") if getattr(self, name) is not None]
-        return (
-            f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}"
-            + (f", known: {', '.join(known)})" if known else ")")
+        return f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}" + (
+            f", known: {', '.join(known)})" if known else ")"
         )
 
 
@@ -242,6 +243,17 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_output(name: str, output: Any, d: int) -> None:
+    """Refuse an estimate whose shape is not that of y; a scalar will do for one component."""
+    shape = getattr(output, "shape", None)
+    if shape != (d,) and not (d == 1 and shape == ()):
+        got = type(output).__name__ if shape is None else f"shape {shape}"
+        raise ValueError(
+            f"{name} must return an array of the shape of y, ({d},), for one measurement; it "
+            f"returned {got}"
+        )
 
 
 def describe_shapes(tree: PyTree) -> str:

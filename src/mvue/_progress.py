@@ -22,7 +22,7 @@ def progress_bar(label: str, total: int, *, show: bool | None, start: int = 0) -
         start: how many steps were done before.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield lambda completed, message: None
+        yield lambda *_: None
         return
     columns = (
         TextColumn("{task.description}"),

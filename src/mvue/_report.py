@@ -90,10 +90,9 @@ class Report:
         """
         order = list(self.estimators)
         i, j = order.index(self._known(name)), order.index(self._known(other))
-        count = np.asarray(self.squared_errors.count)
-        mean = np.asarray(self.squared_errors.mean)
+        mean = self.squared_errors.mean
         ratio = mean[:, i] / mean[:, j]
-        cov = self.squared_errors.covariance / count[:, None, None]
+        cov = self.squared_errors.covariance / self.squared_errors.number[:, None, None]
         variance = cov[:, i, i] - 2 * ratio * cov[:, i, j] + ratio**2 * cov[:, j, j]
         return ratio, np.sqrt(np.maximum(variance, 0)) / mean[:, j]
 
@@ -207,7 +206,9 @@ def summary_rows(report: Report) -> list[list[str]]:
                 name,
                 f"{s['max_bias_over_sd']:.3f} ± {noise:.3f}",
                 "" if relative is None else f"{relative:.1%}",
-                "" if ratio is None else f"{ratio['min']:.3f} … {ratio['median']:.3f} … {ratio['max']:.3f}",
+                ""
+                if ratio is None
+                else f"{ratio['min']:.3f} … {ratio['median']:.3f} … {ratio['max']:.3f}",
                 with_error(s["bmse"], s["bmse_se"]),
                 with_error(s["squared_bias"], s["squared_bias_se"]),
                 f"{s['failures']:,}",
@@ -250,7 +251,7 @@ def value_rows(report: Report) -> list[list[str]]:
     return rows
 
 
-def with_error(value: float, error: float) -> str:
+def with_error(value: Any, error: Any) -> str:
     """A number to the last digit that its standard error leaves meaningful."""
     if not (np.isfinite(value) and np.isfinite(error)) or error <= 0:
         return f"{value:.4g}"

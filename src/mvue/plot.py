@@ -1,6 +1,6 @@
 """Figures from reports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ def use_log_axis(ax: Axes, x: np.ndarray) -> None:
         ax.set_xscale("log")
 
 
-def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+def share_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     """One legend for all panels, below them."""
     entries: dict[str, Any] = {}
     for ax in axes:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,7 +84,7 @@ def write_atomically(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 @functools.cache

@@ -103,7 +103,9 @@ def _crb(theta: Theta, n: int) -> Float[Array, "1 1"]:
     """The bound by quadrature; it depends on the SNR alone, so σ is set to 1."""
     h = jnp.sqrt(theta["snr"])
     x = jnp.linspace(-h - REACH, h + REACH, GRID)
-    density = jnp.exp(jnp.logaddexp(-0.5 * (x - h) ** 2, -0.5 * (x + h) ** 2)) / jnp.sqrt(8 * jnp.pi)
+    density = jnp.exp(jnp.logaddexp(-0.5 * (x - h) ** 2, -0.5 * (x + h) ** 2)) / jnp.sqrt(
+        8 * jnp.pi
+    )
     signal = x * jnp.tanh(h * x)
     scores = jnp.stack([signal - h, 0.5 * (x**2 + h**2 - 1) - h * signal])  # to h and to σ²
     step = (2 * h + 2 * REACH) / (GRID - 1)

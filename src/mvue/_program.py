@@ -1,0 +1,206 @@
+"""The compiled part of training: simulate, estimate, update, and validate.
+
+Everything here is traced once per fit. No random number depends on anything but the key of the
+run and the number of the step.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from ._losses import unit_mse, unit_squared_bias
+from ._networks import trainable
+from ._problem import Draw, Problem, finite_units
+from ._types import Estimator, Key
+
+VALIDATION_BATCHES = 4
+AVERAGED_FRACTION = 0.05  # of the steps, the horizon of the weight average
+
+Keep = Literal["average", "best", "last"]
+
+
+class Sums(NamedTuple):
+    """Sums over the steps since the last record."""
+
+    loss: Float[Array, ""]
+    mse: Float[Array, ""]
+    squared_bias: Float[Array, ""]
+    steps: Float[Array, ""]
+
+    @classmethod
+    def zero(cls) -> "Sums":
+        return cls(*(jnp.zeros(()),) * 4)
+
+
+class State(NamedTuple):
+    """Everything the next step needs, and what the end of training chooses from."""
+
+    step: Int[Array, ""]
+    params: PyTree
+    average: PyTree
+    best: PyTree
+    opt_state: PyTree
+    sums: Sums
+    nonfinite: Int[Array, ""]
+    diverged: Int[Array, ""]
+
+
+class Program:
+    """The functions of one training run that are compiled."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        network: Estimator,
+        loss: Callable[[Any, Draw, Any], Any],
+        steps: int,
+        batch_size: int,
+        replicates: int,
+        optimizer: optax.GradientTransformation | float | None,
+        keep: Keep,
+    ) -> None:
+        self.problem, self.loss = problem, loss
+        self.steps, self.batch_size, self.replicates = steps, batch_size, replicates
+        self.keep = keep
+        self.params, self.frozen = eqx.partition(network, trainable(network))
+        if not jax.tree.leaves(self.params):
+            raise ValueError(
+                "network has no trainable arrays: give an Equinox module whose leaves are "
+                "floating-point JAX arrays"
+            )
+        if optimizer is None or isinstance(optimizer, (int, float)):
+            optimizer = default_optimizer(steps, 3e-3 if optimizer is None else optimizer)
+        self.optimizer = optimizer
+
+    def initial_state(self) -> State:
+        # Copies, so that the compiled program never sees one buffer under two names.
+        params, average, best = (jax.tree.map(jnp.array, self.params) for _ in range(3))
+        return State(
+            step=jnp.asarray(0),
+            params=params,
+            average=average,
+            best=best,
+            opt_state=jax.tree.map(jnp.asarray, self.optimizer.init(params)),
+            sums=Sums.zero(),
+            nonfinite=jnp.asarray(0),
+            diverged=jnp.asarray(False),
+        )
+
+    def candidate(self, state: State) -> PyTree:
+        """The weights that training would return if it ended now."""
+        return state.average if self.keep == "average" else state.params
+
+    def estimate(self, params: PyTree, x: PyTree) -> Float[Array, "n m d"]:
+        estimator = eqx.combine(params, self.frozen)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+        estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
+        n, m = jax.tree.leaves(x)[0].shape[:2]
+        return estimates.reshape(n, m, -1)
+
+    def run(self, state: State, count: Int[Array, ""], key: Key) -> State:
+        """At most `count` steps; ends early when training diverges."""
+
+        def wanted(carry: tuple[Array, State]) -> Array:
+            done, state = carry
+            return (done < count) & ~state.diverged
+
+        def body(carry: tuple[Array, State]) -> tuple[Array, State]:
+            done, state = carry
+            return done + 1, self.step(state, jr.fold_in(key, state.step))
+
+        return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
+
+    def step(self, state: State, key: Key) -> State:
+        draw, bad = _replace_nonfinite(self.problem.draw(key, self.batch_size, self.replicates))
+        progress = state.step / self.steps
+
+        def objective(params: PyTree) -> tuple[Array, Array]:
+            estimates = self.estimate(params, draw.x)
+            return self.loss(estimates, draw, progress), estimates
+
+        (value, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        share = jnp.maximum(1 / (state.step + 1), 1 / (1 + AVERAGED_FRACTION * self.steps))
+        average = optax.incremental_update(params, state.average, share)
+        mse, bias2 = _moments(estimates, draw.y)
+        sums = Sums(*map(jnp.add, state.sums, (value, mse.mean(), bias2.mean(), jnp.ones(()))))
+        after = state._replace(
+            step=state.step + 1,
+            params=params,
+            average=average,
+            opt_state=opt_state,
+            sums=sums,
+            nonfinite=state.nonfinite + bad,
+        )
+        good = jnp.isfinite(value) & _all_finite(params)
+        kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
+        return kept._replace(diverged=~good)
+
+    def validate(self, params: PyTree, key: Key) -> dict[str, Array]:
+        """Loss, MSE and squared bias on unknowns that training never sees.
+
+        The same draws every time, simulated anew, so that they cost no memory.
+        """
+
+        def batch(i: Array) -> tuple[Array, Array, Array]:
+            draw = self.problem.draw(jr.fold_in(key, i), self.batch_size, self.replicates)
+            draw, _ = _replace_nonfinite(draw)
+            estimates = self.estimate(params, draw.x)
+            mse, bias2 = _moments(estimates, draw.y)
+            return self.loss(estimates, draw, jnp.asarray(1.0)), mse, bias2
+
+        losses, mse, bias2 = jax.lax.map(batch, jnp.arange(VALIDATION_BATCHES))
+        root = jnp.sqrt(mse.size)
+        return {
+            "loss": losses.mean(),
+            "mse": mse.mean(),
+            "mse_se": mse.std() / root,
+            "squared_bias": bias2.mean(),
+            "squared_bias_se": bias2.std() / root,
+        }
+
+
+def default_optimizer(steps: int, peak: float) -> optax.GradientTransformation:
+    """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
+    if not peak > 0:
+        raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
+    warmup = max(1, steps // 100)
+    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
+
+
+def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
+    """Squared error and squared bias of each unknown, summed over components, (N,)."""
+    errors = estimates - y[:, None, :]
+    mse = unit_mse(errors).sum(axis=-1)
+    if errors.shape[1] < 2:
+        return mse, jnp.full_like(mse, jnp.nan)
+    return mse, unit_squared_bias(errors, "unbiased").sum(axis=-1)
+
+
+def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
+    """Put another unknown of the batch in the place of each whose simulation failed.
+
+    Whole unknowns are replaced: leaving out single measurements would change the distribution
+    that the estimator is judged by.
+    """
+    finite = finite_units(draw)
+    n = finite.shape[0]
+    # The j-th failed unknown is replaced by the j-th good one.
+    good_first = jnp.argsort(~finite, stable=True)
+    source = jnp.where(finite, jnp.arange(n), good_first[(jnp.cumsum(~finite) - 1) % n])
+    bad = n - finite.sum()
+    draw = jax.lax.cond(
+        bad > 0, lambda d: jax.tree.map(lambda leaf: leaf[source], d), lambda d: d, draw
+    )
+    return draw, bad
+
+
+def _all_finite(tree: PyTree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
