@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ._fit import Fit
 from ._losses import unit_mse, unit_squared_bias
 from ._moments import Moments, merge, moments_of, summarize
-from ._problem import Draw, Problem, check_count, check_output, describe_shapes
+from ._problem import Draw, Problem, check_count, check_output, describe_shapes, fold_in_each
 from ._progress import progress_bar
 from ._report import Assessment, PriorAverage, Report
 from ._types import Estimator, ExtrapolationWarning, Key, NonFiniteWarning, Theta
@@ -145,8 +145,10 @@ class _Pieces:
         @eqx.filter_jit
         def piece(start: Array) -> _Totals:
             index = start + jnp.arange(size)
-            keys = jax.vmap(lambda k: jr.fold_in(key, k))(jnp.arange(values))
-            x = jax.vmap(self.problem.measure, in_axes=(0, 0, None))(keys, theta, index)
+            keys = fold_in_each(key, jnp.arange(values))
+            keys = jax.vmap(fold_in_each, in_axes=(0, None))(keys, index)
+            measure = jax.vmap(self.problem.simulate, in_axes=(0, None))
+            x = jax.vmap(measure)(keys, theta)
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
             estimates = self.estimate(flat)
             errors = estimates.reshape(len(estimates), values, size, -1) - truth[None, :, None, :]

@@ -1,6 +1,7 @@
 """What is to be estimated: a prior to train on, a simulator, and what is known besides."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -145,16 +146,13 @@ class Problem:
         check_count("m", m)
 
         def unit(i: Array) -> tuple[Theta, Measurement]:
-            key_i = jr.fold_in(key, i)
-            theta = self.sample_prior(jr.fold_in(key_i, 0))
-            return theta, self.measure(jr.fold_in(key_i, 1), theta, jnp.arange(m))
+            # Number 0 of the unknown's keys is for theta, the others for its measurements.
+            keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
+            theta = self.sample_prior(keys[0])
+            return theta, jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)
 
         theta, x = jax.vmap(unit)(jnp.arange(n))
         return Draw(theta, jax.vmap(self.y_of)(theta), x)
-
-    def measure(self, key: Key, theta: Theta, indices: Array) -> Measurement:
-        """Measurements of one theta; number j depends on the key and j alone."""
-        return jax.vmap(lambda j: self.simulate(jr.fold_in(key, j), theta))(indices)
 
     def shapes(self) -> tuple[Any, Any]:
         """Shapes and dtypes of one measurement and of y, without simulating."""
@@ -205,7 +203,7 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
     Unknowns with a non-finite measurement are left out, if they are few.
     """
-    draw = jax.jit(problem.draw, static_argnums=(1, 2))(key, n, max(m, 2))
+    draw = _compiled_draw(problem, key, n, max(m, 2))
     finite = finite_units(draw)
     check_nonfinite(n - int(finite.sum()), n)
     draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
@@ -216,6 +214,16 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
             "is no noise to average over; draw the noise from the key that simulate is given"
         )
     return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
+    return problem.draw(key, n, m)
+
+
+def fold_in_each(key: Key, numbers: Array) -> Key:
+    """One key for each number, which depends on the key and that number alone."""
+    return jax.vmap(lambda number: jr.fold_in(key, number))(numbers)
 
 
 def finite_units(draw: Draw) -> Array:

@@ -192,6 +192,9 @@ class Report:
     __repr__ = __str__
 
 
+_SINGLE = ("bias", "sd", "MSE", "|bias|/sd")
+
+
 def summary_rows(report: Report) -> list[list[str]]:
     """The headline figures as text: a header, then a row for each estimator."""
     rows = [["estimator", "max |bias|/sd", "max relative bias", "MSE/CRB min … median … max"]]
@@ -219,34 +222,41 @@ def summary_rows(report: Report) -> list[list[str]]:
 
 
 def value_rows(report: Report) -> list[list[str]]:
-    """The numbers at each value as text: a header, then a row for each value and component."""
+    """The numbers at each value as text: a header, then a row for each value and component.
+
+    All of one estimator; of several, side by side, bias/sd and MSE (in units of the bound, where
+    it is known).
+    """
+    several = len(report.names) > 1
     single = len(report.estimators) == 1
-    label = "" if single else "{} "
-    header = (["component"] if len(report.names) > 1 else []) + [
-        report.names[0] if len(report.names) == 1 else "y"
-    ]
+    rows = [[*(["component", "y"] if several else report.names)]]
     if report.crb is not None:
-        header.append("CRB")
+        rows[0].append("CRB")
     for name in report.estimators:
-        prefix = label.format(name)
-        header += [f"{prefix}bias"] + (["sd"] if single else []) + [f"{prefix}MSE"]
-        if single:
-            header.append("|bias|/sd")
-        if report.crb is not None:
-            header.append("MSE/CRB" if single else "/CRB")
-    rows = [header]
+        rows[0] += _SINGLE if single else [f"{name}\nbias/sd", f"{name}\nMSE"]
+    if single and report.crb is not None:
+        rows[0].append("MSE/CRB")
+    elif report.crb is not None:
+        rows[0] = [f"{h}/CRB" if h.endswith("MSE") else h for h in rows[0]]
     for k, c in np.ndindex(*report.y.shape):
-        row = [report.names[c]] if len(report.names) > 1 else []
+        row = [report.names[c]] if several else []
         row.append(f"{report.y[k, c]:.4g}")
         if report.crb is not None:
             row.append(f"{report.crb[k, c]:.4g}")
         for name, one in report.estimators.items():
-            row.append(with_error(one.bias[k, c], one.bias_se[k, c]))
-            row += [f"{one.sd[k, c]:.4g}"] if single else []
-            row.append(with_error(one.mse[k, c], one.mse_se[k, c]))
-            row += [f"{one.bias_over_sd[k, c]:.3f}"] if single else []
             ratio = report.mse_over_crb(name)
-            row += [f"{ratio[k, c]:.3f}"] if ratio is not None else []
+            relative = None if ratio is None else f"{ratio[k, c]:.3f}"
+            mse = with_error(one.mse[k, c], one.mse_se[k, c])
+            if single:
+                row += [
+                    with_error(one.bias[k, c], one.bias_se[k, c]),
+                    f"{one.sd[k, c]:.4g}",
+                    mse,
+                    f"{one.bias_over_sd[k, c]:.3f}",
+                ]
+                row += [relative] if relative else []
+            else:
+                row += [f"{one.bias[k, c] / one.sd[k, c]:+.3f}", relative or mse]
         rows.append(row)
     return rows
 

@@ -1,0 +1,110 @@
+"""The command line: thin doors to the library."""
+
+import enum
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ._version import __version__
+
+app = typer.Typer(
+    name="mvue",
+    help="Learn minimum-variance unbiased estimators, and prove it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+EXIT_INTERRUPTED = 130
+
+
+class Preset(enum.StrEnum):
+    """How large a run is."""
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    PAPER = "paper"
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"mvue {__version__}")
+        raise typer.Exit
+
+
+@app.command("list")
+def list_experiments(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """List the experiments that `mvue reproduce` can run."""
+    from .experiments import EXPERIMENTS
+
+    if as_json:
+        rows = [
+            {"name": e.name, "summary": e.summary, "presets": list(e.presets)}
+            for e in EXPERIMENTS.values()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    width = max(map(len, EXPERIMENTS))
+    for experiment in EXPERIMENTS.values():
+        typer.echo(f"{experiment.name:<{width}}  {experiment.summary}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Which experiment; `mvue list` names them.")],
+    preset: Annotated[
+        Preset,
+        typer.Option(
+            help="How large: smoke takes seconds, quick a few minutes, paper follows the paper."
+        ),
+    ] = Preset.QUICK,
+    seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results.", show_default="runs/NAME")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print results.json instead of the table.")
+    ] = False,
+) -> None:
+    """Run an experiment and write its report.
+
+    Leaves index.html (open it in a browser), results.json and figures/ in the folder. Ctrl-C
+    stops it with exit code 130; the same command resumes.
+    """
+    from .experiments import EXPERIMENTS, InterruptedRunError
+
+    console = Console(stderr=True, highlight=False)
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        console.print(f"there is no experiment {name!r}; there are: {known}", style="red")
+        raise typer.Exit(2)
+    try:
+        found, folder = EXPERIMENTS[name].reproduce(
+            preset=preset.value,
+            seed=seed,
+            out=out,
+            say=lambda line: console.print(line, markup=False, soft_wrap=True),
+        )
+    except (InterruptedRunError, KeyboardInterrupt):
+        console.print("interrupted; run the same command again to go on from here", style="yellow")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except OSError as error:
+        console.print(f"cannot write the results: {error}", style="red")
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo((folder / "results.json").read_text(encoding="utf-8"))
+    else:
+        typer.echo(found.table)
+        typer.echo(f"\nReport: {folder / 'index.html'}\nNumbers: {folder / 'results.json'}")
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

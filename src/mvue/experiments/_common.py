@@ -1,0 +1,175 @@
+"""What every experiment shares: its settings, its folder, and the files it leaves there."""
+
+import dataclasses
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.random as jr
+import numpy as np
+
+import mvue
+from mvue.report import Section, write_atomically, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TIMED_BATCH = 100_000
+Say = Callable[[str], None]
+
+
+class InterruptedRunError(Exception):
+    """Training was interrupted; what was done is kept for the next run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of an experiment: where, how large, with which seed."""
+
+    preset: str
+    settings: Any
+    seed: int
+    folder: Path
+    say: Say
+    progress: bool | None = None
+
+    @property
+    def key(self) -> jax.Array:
+        """The key that all random numbers of the run come from."""
+        return jr.key(self.seed)
+
+    @property
+    def unfinished(self) -> Path:
+        """Where interrupted training is kept until the run is complete."""
+        return self.folder / "unfinished" / f"{self.preset}-seed{self.seed}"
+
+    def fit(self, name: str, problem: mvue.Problem, *args: Any, **settings: Any) -> mvue.Fit:
+        """Train one estimator; interrupted training resumes in the next run."""
+        self.say(f"training {name} ...")
+        fit = mvue.fit(
+            problem, *args, **settings, checkpoint=self.unfinished / name, progress=self.progress
+        )
+        self.say(str(fit))
+        if fit.outcome is mvue.Outcome.INTERRUPTED:
+            raise InterruptedRunError
+        return fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What an experiment found."""
+
+    estimators: Mapping[str, Mapping[str, Any]]
+    """One entry for each estimator, for ``results.json``."""
+    lead: str
+    """The finding in one or two sentences."""
+    sections: Sequence[Section]
+    """The body of the page."""
+    figures: Mapping[str, "Figure"]
+    """Saved under these names."""
+    table: str
+    """What the command line prints."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An experiment that anyone can repeat with one command."""
+
+    name: str
+    title: str
+    summary: str
+    presets: Mapping[str, Any]
+    """Settings by name: ``smoke`` for seconds, ``quick`` for minutes, ``paper`` for the paper's."""
+    body: Callable[[Run], Findings]
+
+    def reproduce(
+        self,
+        *,
+        preset: str = "quick",
+        seed: int = 0,
+        out: str | Path | None = None,
+        say: Say = lambda _: None,
+        progress: bool | None = None,
+    ) -> tuple[Findings, Path]:
+        """Run and leave ``results.json``, ``index.html`` and ``figures/`` in a folder.
+
+        Args:
+            preset: how large.
+            seed: decides all random numbers.
+            out: the folder, by default ``runs/NAME``.
+            say: called with a line of text now and then.
+            progress: show progress bars; by default on a terminal only.
+        """
+        if preset not in self.presets:
+            raise ValueError(f"preset must be one of {list(self.presets)}, got {preset!r}")
+        folder = Path(out) if out is not None else Path("runs") / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = self.presets[preset]
+        run = Run(preset, settings, seed, folder, say, progress)
+        started = time.perf_counter()
+        found = self.body(run)
+        seconds = time.perf_counter() - started
+        config = dataclasses.asdict(settings)
+        results = {
+            "experiment": self.name,
+            "preset": preset,
+            "seed": seed,
+            "seconds": round(seconds, 3),
+            "versions": versions(),
+            "config": config,
+            "estimators": found.estimators,
+        }
+        figures = folder / "figures"
+        figures.mkdir(exist_ok=True)
+        for name, figure in found.figures.items():
+            for kind in ("png", "svg"):
+                figure.savefig(figures / f"{name}.{kind}")
+        facts = {
+            "experiment": self.name,
+            "preset": preset,
+            "seed": seed,
+            "seconds": f"{seconds:.0f}",
+            "mvue": mvue.__version__,
+        }
+        write_page(
+            folder / "index.html",
+            title=self.title,
+            lead=found.lead,
+            facts=facts,
+            sections=[*found.sections, settings_section(config)],
+        )
+        write_atomically(folder / "results.json", json.dumps(results, indent=2))
+        shutil.rmtree(run.unfinished, ignore_errors=True)
+        if run.unfinished.parent.exists() and not any(run.unfinished.parent.iterdir()):
+            run.unfinished.parent.rmdir()
+        return found, folder
+
+
+def settings_section(config: Mapping[str, Any]) -> Section:
+    """The settings of a run as a table."""
+    rows = [["setting", "value"], *([name, str(value)] for name, value in config.items())]
+    return Section("Settings", table=rows)
+
+
+def estimate_microseconds(estimator: Any, x: Any) -> float:
+    """Time of one estimate in a large batch, the best of a few rounds."""
+    function = jax.jit(jax.vmap(estimator))
+    jax.block_until_ready(function(x))
+    best = np.inf
+    for _ in range(5):
+        begun = time.perf_counter()
+        jax.block_until_ready(function(x))
+        best = min(best, time.perf_counter() - begun)
+    return float(best / len(jax.tree.leaves(x)[0]) * 1e6)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    packages = ("mvue", "jax", "jaxlib", "equinox", "optax", "numpyro", "numpy")
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
