@@ -10,6 +10,7 @@ from ._losses import fisher_weighted_mse as fisher_weighted_mse
 from ._losses import mse as mse
 from ._losses import mse_over_crb as mse_over_crb
 from ._losses import squared_bias as squared_bias
+from ._networks import Affine as Affine
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized
 from ._networks import standardize as standardize

@@ -143,7 +143,7 @@ class _Pieces:
         total: _Totals | None = None
 
         @eqx.filter_jit
-        def piece(start: Array) -> _Totals:
+        def piece(start: Array, key: Key, theta: Theta, truth: Array) -> _Totals:
             index = start + jnp.arange(size)
             keys = fold_in_each(key, jnp.arange(values))
             keys = jax.vmap(fold_in_each, in_axes=(0, None))(keys, index)
@@ -159,7 +159,7 @@ class _Pieces:
 
         with progress_bar("assessing", repeats, show=progress) as advance:
             for start in range(0, repeats, size):
-                part = piece(jnp.asarray(start))
+                part = piece(jnp.asarray(start), key, theta, truth)
                 total = part if total is None else _Totals(*map(merge, total, part))
                 advance(min(start + size, repeats), "")
         assert total is not None
@@ -173,7 +173,7 @@ class _Pieces:
         count = -(-units // size)
 
         @eqx.filter_jit
-        def piece(i: Array) -> Moments:
+        def piece(i: Array, key: Key) -> Moments:
             draw: Draw = self.problem.draw(jr.fold_in(key, i), size, m)
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draw.x)
             estimates = self.estimate(flat)
@@ -184,9 +184,9 @@ class _Pieces:
             both = jnp.stack([mse, bias2], axis=-1)
             return moments_of(both, jnp.isfinite(both).all(axis=-1))
 
-        total = piece(jnp.asarray(0))
+        total = piece(jnp.asarray(0), key)
         for i in range(1, count):
-            total = merge(total, piece(jnp.asarray(i)))
+            total = merge(total, piece(jnp.asarray(i), key))
         stats = summarize(total.on_host())
         return [
             PriorAverage(*(float(v) for v in (bias[0], se[0], bias[1], se[1])))
@@ -249,39 +249,48 @@ def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
     one = jax.eval_shape(problem.sample_prior, key)
     if at is None:
         return _spread(problem, key)
-    if isinstance(at, Mapping) and isinstance(one, Mapping):
-        unknown = sorted(set(at) - set(one))
-        if unknown:
-            raise ValueError(f"at names {unknown}, which theta does not have: {sorted(one)}")
-        if not at:
-            raise ValueError("at must give at least one entry of theta, got an empty dict")
-        missing = sorted(set(one) - set(at))
-        if missing:
-            count = len(np.asarray(jax.tree.leaves(at)[0]))
-            drawn = jax.vmap(problem.sample_prior)(jr.split(key, count))
-            at = {**at, **{name: drawn[name] for name in missing}}
-    if jax.tree.structure(at) != jax.tree.structure(one):
-        raise ValueError(
-            f"at must have the structure of theta, {jax.tree.structure(one)}, got "
-            f"{jax.tree.structure(at)}"
-        )
+    if isinstance(one, Mapping):
+        at = _complete(problem, at, one, key)
+    leaves, structure = jax.tree.flatten(one)
+    try:
+        parts = structure.flatten_up_to(at)
+    except ValueError as error:
+        raise ValueError(f"at must have the structure of theta, {structure}: {error}") from error
 
     def fit_shape(value: Any, like: Any) -> Array:
-        value = jnp.asarray(value, like.dtype)
+        try:
+            value = jnp.asarray(value, like.dtype)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"at must hold arrays of values of theta: {error}") from error
         if value.ndim == 1 and like.shape == (1,):
             value = value[:, None]
         if value.ndim == 0 or value.shape[1:] != like.shape or value.shape[0] == 0:
             raise ValueError(
-                f"at must hold values of theta along a new leading axis, shape (K, "
-                f"{', '.join(map(str, like.shape))}); got {value.shape}"
+                f"at must hold values of theta along a new leading axis, shape "
+                f"(K, {', '.join(map(str, like.shape))}); got {value.shape}"
             )
         return value
 
-    theta = jax.tree.map(fit_shape, at, one)
+    theta = jax.tree.unflatten(structure, map(fit_shape, parts, leaves))
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(theta)}
     if len(lengths) != 1:
         raise ValueError(f"at must give equally many values of each entry, got {sorted(lengths)}")
     return theta
+
+
+def _complete(problem: Problem, at: Any, one: Mapping[str, Any], key: Key) -> Any:
+    """Entries of theta that `at` leaves out, drawn from the prior."""
+    if not isinstance(at, Mapping) or not at:
+        raise ValueError(f"at must be a dict with entries of theta, {sorted(one)}, got {at!r}")
+    unknown = sorted(set(at) - set(one))
+    if unknown:
+        raise ValueError(f"at names {unknown}, which theta does not have: {sorted(one)}")
+    missing = sorted(set(one) - set(at))
+    if not missing:
+        return at
+    count = len(np.asarray(next(iter(at.values()))))
+    drawn = jax.vmap(problem.sample_prior)(jr.split(key, count))
+    return {**at, **{name: drawn[name] for name in missing}}
 
 
 def _spread(problem: Problem, key: Key) -> Theta:
@@ -314,7 +323,7 @@ def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
         drawn = jax.vmap(lambda k: problem.y_of(problem.sample_prior(k)))(
             jr.split(key, RANGE_DRAWS)
         )
-        low, high = drawn.min(axis=0), drawn.max(axis=0)
+        low, high = drawn.min(axis=0, keepdims=True), drawn.max(axis=0, keepdims=True)
         margin = 0.01 * (high - low)
         outside = np.asarray(((y < low - margin) | (y > high + margin)).any(axis=1))
     if outside.any():

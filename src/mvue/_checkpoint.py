@@ -51,7 +51,7 @@ class Checkpoints:
         if step == self._manager.latest_step():
             return
         leaves = _numbered(state)
-        record = {"identity": self.identity, "history": history, "digest": _digest(leaves)}
+        record = {"identity": self.identity, "history": history, "digest": arrays_digest(leaves)}
         args = self._args.Composite(
             state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
         )
@@ -78,7 +78,7 @@ class Checkpoints:
             try:
                 target = jax.tree.map(_as_struct, _numbered(like))
                 leaves = self._restore(step, state=self._args.StandardRestore(target)).state
-                if _digest(leaves) != record["digest"]:
+                if arrays_digest(leaves) != record["digest"]:
                     raise ValueError("digest differs")
             except Exception:
                 damaged.append(step)
@@ -125,16 +125,17 @@ def program_digest(jaxpr: Any) -> str:
 
     It changes with the prior, the simulator, the network, the loss and the optimizer.
     """
-    text = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
-    digest = hashlib.sha256(text.encode())
-    for constant in jaxpr.consts:
-        digest.update(
-            np.asarray(
-                jax.random.key_data(constant)
-                if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
-                else constant
-            ).tobytes()
-        )
+    operations = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # addresses differ between processes
+    return hashlib.sha256((operations + arrays_digest(jaxpr.consts)).encode()).hexdigest()[:16]
+
+
+def arrays_digest(tree: PyTree) -> str:
+    """A digest of the values of all arrays in a tree."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -144,10 +145,3 @@ def _numbered(state: PyTree) -> dict[str, Any]:
 
 def _as_struct(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _digest(leaves: dict[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for leaf in leaves.values():
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()

@@ -91,7 +91,7 @@ def summarize(moments: Moments) -> ErrorSummary:
     n = moments.number[..., None]
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.einsum("...ii->...i", moments.covariance)
-        bias, var0 = moments.mean, variance * (n - 1) / n
+        bias, var0 = moments.mean, np.einsum("...ii->...i", moments.second) / n
         third, fourth = moments.third / n, moments.fourth / n
         mse = bias**2 + var0
         # E e⁴ from central moments; the variance of e² is E e⁴ - (E e²)².

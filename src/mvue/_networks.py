@@ -21,34 +21,47 @@ PILOT_UNITS = 1024
 
 
 class Affine(eqx.Module):
-    """A fixed shift and scale, measured once and never trained."""
+    """A fixed map ``(value - shift) @ matrix``, measured once and never trained.
+
+    A vector for a matrix stands for a diagonal one.
+    """
 
     shift: Array
-    scale: Array
+    matrix: Array
 
-    def apply(self, value: Array) -> Array:
-        """From natural units to standard ones."""
-        return (value - self.shift) / self.scale
-
-    def invert(self, value: Array) -> Array:
-        """From standard units to natural ones."""
-        return value * self.scale + self.shift
+    def __call__(self, value: Array) -> Array:
+        """Apply the map."""
+        centred = value - self.shift
+        if self.matrix.ndim > self.shift.ndim:
+            return centred @ self.matrix
+        return centred * self.matrix
 
 
 class Standardized(eqx.Module):
     """An estimator in natural units around a network in standard units.
 
-    ``x -> features -> standardise -> network -> scale back to y``.
+    ``x -> features -> inputs -> network -> head``. Only the network is trained.
     """
 
     features: Callable[[Measurement], Array]
     inputs: Affine
     network: Callable[[Array], Array]
-    outputs: Affine
+    head: Callable[[Measurement, Array], Array]
 
     def __call__(self, x: Measurement) -> Float[Array, " d"]:
         """The estimate from one measurement."""
-        return self.outputs.invert(self.network(self.inputs.apply(self.features(x))))
+        return self.head(x, self.network(self.inputs(self.features(x))))
+
+
+class ScaleBack(eqx.Module):
+    """The head that turns standard units into those of y."""
+
+    outputs: Affine
+
+    def __call__(self, x: Measurement, z: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The estimate from the network's output."""
+        del x
+        return self.outputs(z)
 
 
 class DeepSet(eqx.Module):
@@ -84,21 +97,28 @@ def standardize(
     problem: Problem,
     *,
     features: Callable[[Measurement], Array] | None = None,
+    head: Callable[[Measurement, Array], Array] | None = None,
+    whiten: bool = False,
     key: Key,
 ) -> Standardized:
     """Put a network into the problem's own units, measured on a pilot draw.
 
     Args:
-        network: a function of the standardised features that returns y in standard units, shape
-            (d,).
+        network: a function of the standardised features, trained by `fit`.
         problem: the problem.
-        features: ``features(x) -> array``, what the network sees of one measurement; by default
-            all numbers of x in one vector. Each entry of the result gets a mean of 0 and a
-            standard deviation of 1 over the prior.
+        features: ``features(x) -> (p,)``, what the network sees of one measurement; by default
+            all numbers of x in one vector. They are given mean 0 and standard deviation 1 over
+            the prior.
+        head: ``head(x, z) -> y``, how the network's output z becomes an estimate; by default z is
+            y in standard units. For example ``lambda x, z: crude(x) * (1 + z)`` refines a crude
+            estimate.
+        whiten: make the features uncorrelated, too; for a few features that say nearly the same.
         key: for the pilot draw.
     """
     pilot = pilot_draw(problem, key, PILOT_UNITS, 1)
-    return _standardized(network, pilot, features or flatten)
+    values = _pilot_features(pilot, features or flatten)
+    inputs = _whitening(values) if whiten else _scaling(values)
+    return Standardized(features or flatten, inputs, network, head or _scale_back(pilot))
 
 
 def default_network(problem: Problem, pilot: Draw, *, key: Key) -> Standardized:
@@ -109,17 +129,18 @@ def default_network(problem: Problem, pilot: Draw, *, key: Key) -> Standardized:
     `DeepSet`. Otherwise a perceptron on all numbers of x.
     """
     d = pilot.y.shape[1]
-    one = jax.tree.map(lambda leaf: leaf[0, 0], pilot.x)
+    features = flatten
     if problem.exchangeable:
-        p = jax.eval_shape(stack_elements, one).shape[1]
+        rows = _pilot_features(pilot, stack_elements)
+        p = rows.shape[-1]
         if p > 1:
-            return _standardized(DeepSet(p, d, key=key), pilot, stack_elements, per_entry=False)
+            # The elements of a set are alike: one scale for all rows.
+            inputs = _scaling(rows.reshape(-1, 1, p))
+            return Standardized(stack_elements, inputs, DeepSet(p, d, key=key), _scale_back(pilot))
         features = order_statistics
-    else:
-        features = flatten
-    size = jax.eval_shape(features, one).shape[0]
-    network = eqx.nn.MLP(size, d, 64, 2, jax.nn.gelu, key=key)
-    return _standardized(network, pilot, features)
+    values = _pilot_features(pilot, features)
+    network = eqx.nn.MLP(values.shape[1], d, 64, 2, jax.nn.gelu, key=key)
+    return Standardized(features, _scaling(values), network, _scale_back(pilot))
 
 
 def flatten(x: Measurement) -> Float[Array, " p"]:
@@ -159,21 +180,27 @@ def trainable(estimator: PyTree) -> PyTree:
     return jax.tree.map(mark, estimator, is_leaf=is_frozen)
 
 
-def _standardized(
-    network: Callable[[Array], Array],
-    pilot: Draw,
-    features: Callable[[Measurement], Array],
-    *,
-    per_entry: bool = True,
-) -> Standardized:
-    values = jax.vmap(features)(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
-    if not per_entry:  # the elements of a set are alike: one scale for all rows
-        values = values.reshape(-1, 1, values.shape[-1])
-    return Standardized(features, _measure(values), network, _measure(pilot.y))
+def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:
+    return jax.vmap(features)(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
 
 
-def _measure(values: Float[Array, "n ..."]) -> Affine:
+def _scale_back(pilot: Draw) -> ScaleBack:
+    forward = _scaling(pilot.y)
+    return ScaleBack(Affine(-forward.shift * forward.matrix, 1 / forward.matrix))
+
+
+def _scaling(values: Float[Array, "n ..."]) -> Affine:
     mean, deviation = jnp.mean(values, axis=0), jnp.std(values, axis=0)
     # An entry that never varies carries no information; leave its scale alone.
     constant = deviation <= 1e-6 * jnp.abs(mean) + jnp.finfo(values.dtype).tiny
-    return Affine(mean, jnp.where(constant, 1.0, deviation))
+    return Affine(mean, jnp.where(constant, 1.0, 1 / deviation))
+
+
+def _whitening(values: Float[Array, "n p"]) -> Affine:
+    scaling = _scaling(values)
+    standard = jax.vmap(scaling)(values)
+    eigenvalues, vectors = jnp.linalg.eigh(standard.T @ standard / len(values))
+    # Directions that hardly vary would be made of rounding errors.
+    floored = jnp.maximum(eigenvalues, 1e-5 * eigenvalues[-1])
+    matrix = scaling.matrix[:, None] * vectors / jnp.sqrt(floored)[None, :]
+    return Affine(scaling.shift, matrix)

@@ -205,7 +205,9 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     """
     draw = _compiled_draw(problem, key, n, max(m, 2))
     finite = finite_units(draw)
-    check_nonfinite(n - int(finite.sum()), n)
+    failing = nonfinite_error(n - int(finite.sum()), n)
+    if failing:
+        raise failing
     draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
     leaves = [leaf for leaf in jax.tree.leaves(draw.x) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if all(bool((leaf == leaf[:, :1]).all()) for leaf in leaves or jax.tree.leaves(draw.x)):
@@ -237,14 +239,16 @@ def finite_units(draw: Draw) -> Array:
     return jnp.stack(checks).all(axis=0)
 
 
-def check_nonfinite(bad: int, total: int, limit: float = NONFINITE_LIMIT) -> None:
-    """Refuse a simulator that fails too often."""
-    if bad > limit * total:
-        raise SimulatorError(
-            f"{bad / total:.2%} of the simulated unknowns have a non-finite measurement, more "
-            f"than the {limit:.0%} that may be left out: mend simulate, or narrow the prior to "
-            "where it is defined"
-        )
+def nonfinite_error(bad: int, total: int) -> SimulatorError | None:
+    """What to raise for a simulator that fails too often, beyond what chance explains."""
+    allowed = NONFINITE_LIMIT * total
+    if bad <= allowed + 3 * allowed**0.5:
+        return None
+    return SimulatorError(
+        f"{bad / total:.2%} of the simulated unknowns have a non-finite measurement, more than the "
+        f"{NONFINITE_LIMIT:.0%} that may be left out: mend simulate, or narrow the prior to where "
+        "it is defined"
+    )
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:

@@ -38,6 +38,13 @@ class Sums(NamedTuple):
         return cls(*(jnp.zeros(()),) * 4)
 
 
+class Arrays(NamedTuple):
+    """All arrays of a network: passed to compiled functions, never baked into them."""
+
+    params: PyTree
+    constants: PyTree
+
+
 class State(NamedTuple):
     """Everything the next step needs, and what the end of training chooses from."""
 
@@ -68,8 +75,10 @@ class Program:
         self.problem, self.loss = problem, loss
         self.steps, self.batch_size, self.replicates = steps, batch_size, replicates
         self.keep = keep
-        self.params, self.frozen = eqx.partition(network, trainable(network))
-        if not jax.tree.leaves(self.params):
+        params, rest = eqx.partition(network, trainable(network))
+        constants, self.static = eqx.partition(rest, eqx.is_array)
+        self.arrays = Arrays(params, constants)
+        if not jax.tree.leaves(params):
             raise ValueError(
                 "network has no trainable arrays: give an Equinox module whose leaves are "
                 "floating-point JAX arrays"
@@ -80,7 +89,7 @@ class Program:
 
     def initial_state(self) -> State:
         # Copies, so that the compiled program never sees one buffer under two names.
-        params, average, best = (jax.tree.map(jnp.array, self.params) for _ in range(3))
+        params, average, best = (jax.tree.map(jnp.array, self.arrays.params) for _ in range(3))
         return State(
             step=jnp.asarray(0),
             params=params,
@@ -96,14 +105,18 @@ class Program:
         """The weights that training would return if it ended now."""
         return state.average if self.keep == "average" else state.params
 
-    def estimate(self, params: PyTree, x: PyTree) -> Float[Array, "n m d"]:
-        estimator = eqx.combine(params, self.frozen)
+    def estimator(self, arrays: Arrays) -> Estimator:
+        """The network with these arrays."""
+        return eqx.combine(*arrays, self.static)
+
+    def estimate(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"]:
+        estimator = self.estimator(arrays)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
         estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
         n, m = jax.tree.leaves(x)[0].shape[:2]
         return estimates.reshape(n, m, -1)
 
-    def run(self, state: State, count: Int[Array, ""], key: Key) -> State:
+    def run(self, state: State, count: Int[Array, ""], key: Key, constants: PyTree) -> State:
         """At most `count` steps; ends early when training diverges."""
 
         def wanted(carry: tuple[Array, State]) -> Array:
@@ -112,16 +125,16 @@ class Program:
 
         def body(carry: tuple[Array, State]) -> tuple[Array, State]:
             done, state = carry
-            return done + 1, self.step(state, jr.fold_in(key, state.step))
+            return done + 1, self.step(state, jr.fold_in(key, state.step), constants)
 
         return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
 
-    def step(self, state: State, key: Key) -> State:
+    def step(self, state: State, key: Key, constants: PyTree) -> State:
         draw, bad = _replace_nonfinite(self.problem.draw(key, self.batch_size, self.replicates))
         progress = state.step / self.steps
 
         def objective(params: PyTree) -> tuple[Array, Array]:
-            estimates = self.estimate(params, draw.x)
+            estimates = self.estimate(Arrays(params, constants), draw.x)
             return self.loss(estimates, draw, progress), estimates
 
         (value, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
@@ -143,7 +156,7 @@ class Program:
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
         return kept._replace(diverged=~good)
 
-    def validate(self, params: PyTree, key: Key) -> dict[str, Array]:
+    def validate(self, arrays: Arrays, key: Key) -> dict[str, Array]:
         """Loss, MSE and squared bias on unknowns that training never sees.
 
         The same draws every time, simulated anew, so that they cost no memory.
@@ -152,7 +165,7 @@ class Program:
         def batch(i: Array) -> tuple[Array, Array, Array]:
             draw = self.problem.draw(jr.fold_in(key, i), self.batch_size, self.replicates)
             draw, _ = _replace_nonfinite(draw)
-            estimates = self.estimate(params, draw.x)
+            estimates = self.estimate(arrays, draw.x)
             mse, bias2 = _moments(estimates, draw.y)
             return self.loss(estimates, draw, jnp.asarray(1.0)), mse, bias2
 

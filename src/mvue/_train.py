@@ -21,12 +21,12 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from ._checkpoint import Checkpoints, program_digest
+from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._fit import Fit, History, Outcome
 from ._networks import PILOT_UNITS, default_network, trainable
 from ._objectives import Loss, bce
-from ._problem import Draw, Problem, check_count, check_nonfinite, check_output, pilot_draw
-from ._program import Keep, Program, State, Sums
+from ._problem import Draw, Problem, check_count, check_output, nonfinite_error, pilot_draw
+from ._program import Arrays, Keep, Program, State, Sums
 from ._progress import progress_bar
 from ._types import Estimator, Key
 from ._version import __version__
@@ -95,9 +95,10 @@ def fit(
     _check_network(network, problem)
     program = Program(problem, network, loss, steps, batch_size, replicates, optimizer, keep)
     state, history = program.initial_state(), History()
-    traced = jax.jit(program.run).trace(state, jnp.asarray(0), train_key)
+    constants = program.arrays.constants
+    traced = jax.jit(program.run).trace(state, jnp.asarray(0), train_key, constants)
     run = traced.lower().compile()
-    validate = eqx.filter_jit(program.validate)
+    validate = jax.jit(program.validate)
     compile_seconds = time.perf_counter() - started
 
     settings = {
@@ -115,6 +116,7 @@ def fit(
             "y": list(problem.names or ()),
             "key": np.asarray(jr.key_data(key)).tolist(),
             "program": program_digest(traced.jaxpr),
+            "first_weights": arrays_digest(program.arrays),
             "mvue": __version__,
             "jax": jax.__version__,
         }
@@ -135,27 +137,29 @@ def fit(
             step = int(state.step)
             count = min(piece, every - step % every, steps - step)
             begun = time.perf_counter()
-            state = run(state, jnp.asarray(count), train_key)
+            state = run(state, jnp.asarray(count), train_key, constants)
             reached = int(state.step)
             elapsed = time.perf_counter() - begun
             piece = max(1, min(2 * piece, int(count * PIECE_SECONDS / max(elapsed, 1e-6))))
             if reached > step and (reached % every == 0 or reached == steps):
                 state = _record(program, validate, validation_key, state, history, started)
-                check_nonfinite(int(state.nonfinite), reached * batch_size)
             advance(reached, _message(history))
             outcome = _outcome(state, history, steps, patience)
             if outcome is None and interrupted():
                 outcome = Outcome.INTERRUPTED
+            failing = nonfinite_error(int(state.nonfinite), reached * batch_size)
             due = time.perf_counter() - saved > checkpoint_every
-            if checkpoints is not None and (due or outcome is not None):
+            if checkpoints is not None and (due or failing or outcome is not None):
                 checkpoints.save(reached, state, history)
                 saved = time.perf_counter()
+            if failing:
+                raise failing
     if checkpoints is not None:
         checkpoints.close()
 
     params, chosen = _choose(program, state, history, outcome)
     return Fit(
-        estimator=eqx.combine(params, program.frozen),
+        estimator=program.estimator(Arrays(params, constants)),
         outcome=outcome,
         step=int(state.step),
         weights=chosen,
@@ -177,7 +181,7 @@ def _record(
 ) -> State:
     """Validate, add a row to the history, keep the weights if they are the best so far."""
     candidate = program.candidate(state)
-    held_out = validate(candidate, key)
+    held_out = validate(Arrays(candidate, program.arrays.constants), key)
     sums = state.sums
     history.add(
         {

@@ -1,6 +1,7 @@
 """SNR of unknown binary symbols in noise: the first experiment of the paper."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
+import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 import mvue
@@ -27,10 +28,15 @@ DEVIATIONS = (
     "The curve that the paper calls MLE is maximum likelihood followed by a bias correction. Both "
     "are shown: mle is the plain one, mle_corrected the other.",
     "h is drawn from [1, 10] as in the text; no estimator here depends on it.",
+    "The mean of |x| joins the fourth and sixth moments as a feature of all three networks: the "
+    "information in those two moments alone bounds the MSE at 1.1 times that of the corrected "
+    "maximum likelihood at low SNR. The network corrects a method-of-moments estimate.",
     "Bias is estimate minus truth. The third panel is a mean squared error, not its root.",
     "bce is ours: the unbiased penalty, few measurements of many unknowns in a batch, unknowns "
     "drawn evenly on a log scale over a wider range and weighted by the inverse of the bound. "
-    "emmse and bce_paper keep the paper's prior, loss, N and M.",
+    "emmse and bce_paper keep the paper's prior and loss.",
+    "emmse and bce_paper see 1000 measurements in a batch as in the paper: bce_paper 100 of each "
+    "of 10 unknowns, emmse of 1000 unknowns. The learning rate falls along a cosine, not in steps.",
     "Step counts of emmse and bce_paper are the paper's in the preset paper only; otherwise fewer "
     "steps with a larger learning rate.",
 )
@@ -47,61 +53,115 @@ class Settings:
     paper_learning_rate: float
     repeats: int
     """Measurements at each value in the assessment."""
+    bias_weight: float = 40.0
+    batch_size: int = 64
+    replicates: int = 16
+    learning_rate: float = 5e-3
+    training_range: tuple[float, float] = (1.5, 70.0)
+    """Our estimator trains beyond the range it is judged on; at its own edges it is biased."""
 
 
-def moment_features(x: Float[Array, " n"]) -> Float[Array, " p"]:
-    """The fourth and sixth moments of a measurement of unit power, and functions of them."""
-    square = x**2 / jnp.mean(x**2)
-    fourth, sixth = jnp.mean(square**2), jnp.mean(square**3)
-    return jnp.stack([fourth, sixth, jnp.log(fourth), jnp.log(sixth)])
+def moment_features(x: Float[Array, " n"]) -> Float[Array, " 4"]:
+    """Moments of a measurement of unit power, as functions that are nearly linear in log SNR.
+
+    The fourth and the sixth moment are at least 1, and 1 without noise.
+    """
+    power = jnp.mean(x**2)
+    square = x**2 / power
+    fourth = jnp.mean(square**2) - 1
+    sixth = jnp.mean(square**3) - 1
+    first = 1 - jnp.mean(jnp.abs(x)) ** 2 / power
+    tiny = 1e-6
+    logs = jnp.log(jnp.stack([fourth, sixth, first]) + tiny)
+    return jnp.concatenate([logs, fourth[None]])
+
+
+def refine_crude_estimate(x: Float[Array, " n"], z: Float[Array, " 1"]) -> Float[Array, " 1"]:
+    """The method of moments, corrected by the network by a factor.
+
+    A signal of power share S has a fourth moment of 3 - 2 S², so that y + 1 = 1 / (1 - S) is about
+    4 / (fourth moment - 1) - 1 / 2.
+    """
+    crude = 4 / (moment_features(x)[3] + 1e-6) + 0.5
+    return crude * (1 + z) - 2
 
 
 def build_network(problem: mvue.Problem, key: Array) -> mvue.Standardized:
-    """One hidden layer on the moment features, in standard units."""
+    """One hidden layer on the moment features."""
     network_key, pilot_key = jr.split(key)
-    size = jax.eval_shape(moment_features, problem.shapes()[0]).shape[0]
-    network = eqx.nn.MLP(size, 1, HIDDEN, 1, jnp.tanh, key=network_key)
-    return mvue.standardize(network, problem, features=moment_features, key=pilot_key)
+    return mvue.standardize(
+        eqx.nn.MLP(4, 1, HIDDEN, 1, jax.nn.gelu, key=network_key),
+        problem,
+        features=moment_features,
+        head=refine_crude_estimate,
+        whiten=True,
+        key=pilot_key,
+    )
 
 
-def paper_optimizer(steps: int, learning_rate: float) -> optax.GradientTransformation:
-    """Adam whose learning rate falls by ten at one half and at three quarters of training."""
-    drops = {steps // 2: 0.1, 3 * steps // 4: 0.1}
-    return optax.adam(optax.piecewise_constant_schedule(learning_rate, drops))
+def inverse_bound(problem: mvue.Problem, low: float, high: float) -> Callable[[Array], Array]:
+    """The weight 1/CRB(y), interpolated from a table so that it costs nothing in training."""
+    assert problem.crb is not None
+    table = jnp.geomspace(low, high, 64)
+    crb = jax.vmap(problem.crb)({"h": jnp.ones(64), "snr": table})[:, 0, 0]
+    return lambda y: 1 / jnp.exp(jnp.interp(jnp.log(y[0]), jnp.log(table), jnp.log(crb)))
 
 
 def train(run: Run) -> dict[str, mvue.Fit]:
     """The three learned estimators."""
     s: Settings = run.settings
     network_key, emmse_key, paper_key, bce_key = jr.split(run.key, 4)
-    problem = snr(snr_range=SNR_RANGE)
+    problem = snr()
     network = build_network(problem, network_key)
-    as_in_paper: dict[str, Any] = {
-        "steps": s.paper_steps,
-        "batch_size": 10,
-        "replicates": 100,
-        "optimizer": paper_optimizer(s.paper_steps, s.paper_learning_rate),
-    }
     plugin = mvue.bce(1000.0, penalty="plug-in")
-    return {
-        "emmse": run.fit("emmse", problem, network, mvue.emmse(), key=emmse_key, **as_in_paper),
-        "bce_paper": run.fit("bce_paper", problem, network, plugin, key=paper_key, **as_in_paper),
-        "bce": train_bce(run, problem, bce_key),
-    }
+    # The mean squared error needs no replicates: the same simulations, all of new unknowns.
+    emmse = run.fit(
+        "emmse",
+        problem,
+        network,
+        mvue.emmse(),
+        key=emmse_key,
+        steps=s.paper_steps,
+        batch_size=1000,
+        replicates=1,
+        optimizer=s.paper_learning_rate,
+    )
+    paper = run.fit(
+        "bce_paper",
+        problem,
+        network,
+        plugin,
+        key=paper_key,
+        steps=s.paper_steps,
+        batch_size=10,
+        replicates=100,
+        optimizer=s.paper_learning_rate,
+    )
+    return {"emmse": emmse, "bce_paper": paper, "bce": train_bce(run, network_key, bce_key)}
 
 
-def train_bce(run: Run, problem: mvue.Problem, key: Array) -> mvue.Fit:
-    """Our estimator."""
-    network = build_network(problem, key)
-    loss = mvue.bce(100.0)
-    return run.fit("bce", problem, network, loss, key=key, steps=run.settings.steps)
+def train_bce(run: Run, network_key: Array, key: Array) -> mvue.Fit:
+    """Our estimator: the same network with the unbiased penalty, trained over a wider range."""
+    s: Settings = run.settings
+    problem = snr(snr_prior=dist.LogUniform(*s.training_range))
+    return run.fit(
+        "bce",
+        problem,
+        build_network(problem, network_key),
+        mvue.bce(s.bias_weight, weight=inverse_bound(problem, *s.training_range)),
+        key=key,
+        steps=s.steps,
+        batch_size=s.batch_size,
+        replicates=s.replicates,
+        optimizer=s.learning_rate,
+    )
 
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
     s: Settings = run.settings
     fits = train(run)
-    problem = snr(snr_range=SNR_RANGE)
+    problem = snr()
     estimators = {
         "mle": snr_mle,
         "mle_corrected": snr_corrected_mle,
@@ -200,7 +260,7 @@ def lead(results: dict[str, Any]) -> str:
     ratio = bce["mse_over_mle_corrected"]
     return (
         f"Between {SNR_RANGE[0]:g} and {SNR_RANGE[1]:g}, the bias of the learned estimator (bce) "
-        f"is at most {bce['max_bias_over_sd']:.3f} of its standard deviation, and its MSE is between "
+        f"is at most {bce['max_bias_over_sd']:.3f} of its standard deviation, its MSE between "
         f"{min(ratio):.2f} and {max(ratio):.2f} times that of the bias-corrected maximum "
         f"likelihood. The network trained for mean squared error (emmse) is off by up to "
         f"{emmse['max_relative_bias']:.0%} of the truth."
@@ -243,7 +303,7 @@ EXPERIMENT = Experiment(
     summary="SNR of unknown binary symbols in noise: MLE, EMMSE and BCE against the bound",
     presets={
         "smoke": Settings(steps=60, paper_steps=60, paper_learning_rate=3e-3, repeats=500),
-        "quick": Settings(steps=4_000, paper_steps=6_000, paper_learning_rate=3e-3, repeats=20_000),
+        "quick": Settings(steps=5_000, paper_steps=5_000, paper_learning_rate=5e-3, repeats=20_000),
         "paper": Settings(
             steps=30_000, paper_steps=300_000, paper_learning_rate=2e-5, repeats=100_000
         ),

@@ -1,0 +1,49 @@
+"""Strict mode for all tests: shapes checked at run time, no silent rank promotion."""
+
+import tempfile
+
+import jaxtyping
+
+# Before any test imports the library, so that every annotation is enforced.
+_hook = jaxtyping.install_import_hook("mvue", "strict.typechecker")
+
+import jax  # noqa: E402
+import jax.random as jr  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# The same program under another seed need not be compiled again.
+_cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+jax.config.update("jax_compilation_cache_dir", _cache.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+import mvue  # noqa: E402
+
+
+@pytest.fixture(params=[0, 1, 2])
+def seed(request: pytest.FixtureRequest) -> int:
+    """Statistical tests hold for every seed, not for a lucky one."""
+    return request.param
+
+
+@pytest.fixture
+def swept_key(seed: int) -> jax.Array:
+    return jr.key(seed)
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    """For what holds whatever the numbers are."""
+    return jr.key(0)
+
+
+@pytest.fixture
+def line() -> mvue.Problem:
+    """y ~ U(-1, 1)², x = y + noise of standard deviation 0.5: everything is known exactly."""
+    return mvue.Problem(
+        prior=dist.Uniform(-1.0, 1.0).expand((2,)),
+        simulate=lambda key, y: y + 0.5 * jr.normal(key, (2,)),
+        names=("east", "north"),
+        crb=lambda y: 0.25 * jax.numpy.eye(2),
+    )

@@ -1,0 +1,167 @@
+"""Checkpoints: a run killed at any moment ends with the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import mvue
+
+STEPS = 3_000
+SCRIPT = """
+import sys
+import equinox as eqx, jax, jax.random as jr, numpy as np, numpyro.distributions as dist
+import mvue
+
+problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t + jr.normal(key, (3,)))
+saving = {{"checkpoint": sys.argv[2] or None, "checkpoint_every": 0.0}}
+fit = mvue.fit(problem, key=jr.key(7), steps={steps}, **saving)
+leaves = jax.tree.leaves(eqx.filter(fit.estimator, eqx.is_array))
+np.savez(sys.argv[1], *map(np.asarray, leaves), loss=fit.history["held_out_loss"])
+"""
+
+
+def problem(shift=0.0):
+    return mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t + shift + jr.normal(key, (3,)))
+
+
+def small_fit(folder, **changes):
+    call = {"key": jr.key(0), "steps": 60, "checkpoint_every": 0.0, "checkpoint": folder}
+    call |= changes
+    return mvue.fit(call.pop("problem", problem()), **call)
+
+
+def weights(fit):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fit.estimator, eqx.is_array))]
+
+
+def steps_in(folder):
+    return sorted(int(path.name) for path in Path(folder).glob("[0-9]*") if path.name.isdigit())
+
+
+def listing(folder):
+    return {p: p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def test_killed_and_resumed_run_is_bit_identical(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(steps=STEPS))
+
+    def start(output, folder):
+        return subprocess.Popen([sys.executable, script, tmp_path / output, folder])
+
+    whole = start("whole.npz", "")
+    folder = tmp_path / "run"
+    killed_at = []
+    for delay in (0.0, 0.35, random.Random(os.getpid()).uniform(0, 1.5)):
+        process = start("never.npz", str(folder))
+        before = steps_in(folder)
+        while steps_in(folder) == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed_at.append(max(steps_in(folder)))
+    assert start("resumed.npz", str(folder)).wait() == 0
+    assert whole.wait() == 0
+    assert killed_at[0] < STEPS, "the run was over before it was killed"
+    a, b = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "resumed.npz")
+    assert set(a.files) == set(b.files)
+    for name in a.files:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_finished_run_is_not_trained_again(tmp_path):
+    first = small_fit(tmp_path)
+    before = listing(tmp_path)
+    again = small_fit(tmp_path)
+    assert again.outcome is mvue.Outcome.FINISHED
+    assert all(map(np.array_equal, weights(first), weights(again)))
+    assert again.history == first.history
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"steps": 61}, "steps: 60 there, 61 here"),
+        ({"key": jr.key(1)}, "key:"),
+        ({"batch_size": 64}, "batch_size: 128 there, 64 here"),
+        ({"loss": mvue.bce(7.0)}, "loss:"),
+        ({"problem": problem(0.5)}, "program:"),
+        ({"optimizer": optax.adam(1e-3)}, "program:"),
+        ({"keep": "last"}, "keep: 'average' there, 'last' here"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused_and_left_alone(tmp_path, changes, named):
+    small_fit(tmp_path)
+    before = listing(tmp_path)
+    with pytest.raises(mvue.CheckpointError, match="another training run") as caught:
+        small_fit(tmp_path, **changes)
+    assert named in str(caught.value)
+    assert "delete this one" in str(caught.value)
+    assert listing(tmp_path) == before
+
+
+def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+    small_fit(tmp_path)
+    monkeypatch.setattr("mvue._train.__version__", "99.0")
+    with pytest.raises(mvue.CheckpointError, match=r"mvue: '.*' there, '99.0' here"):
+        small_fit(tmp_path)
+
+
+def damage(step_folder, how):
+    files = [p for p in step_folder.rglob("*") if p.is_file() and p.stat().st_size > 0]
+    if how == "truncate":
+        for path in files:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "delete":
+        for path in files:
+            path.unlink()
+    else:  # flip bits in the largest file, where the arrays are
+        path = max((p for p in files if "state" in str(p)), key=lambda p: p.stat().st_size)
+        content = bytearray(path.read_bytes())
+        middle = len(content) // 2
+        content[middle : middle + 64] = bytes(b ^ 0xFF for b in content[middle : middle + 64])
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncate", "delete", "flip"])
+def test_damaged_newest_checkpoint_falls_back(tmp_path, how):
+    whole = small_fit(tmp_path)
+    newest = max(steps_in(tmp_path))
+    damage(tmp_path / str(newest), how)
+    with pytest.warns(UserWarning, match=f"step {newest} .* is damaged; resuming from"):
+        resumed = small_fit(tmp_path)
+    assert all(map(np.array_equal, weights(whole), weights(resumed)))
+    assert max(steps_in(tmp_path)) == newest
+
+
+def test_all_damaged_is_an_error(tmp_path):
+    small_fit(tmp_path)
+    for step in steps_in(tmp_path):
+        damage(tmp_path / str(step), "truncate")
+    with pytest.raises(mvue.CheckpointError, match="none of the checkpoints"):
+        small_fit(tmp_path)
+
+
+def test_divergence_is_remembered(tmp_path):
+    def breaks(estimates, draw, progress):
+        return mvue.mse(estimates, draw.y) + jnp.where(progress >= 0.5, jnp.nan, 0.0)
+
+    first = small_fit(tmp_path, loss=breaks)
+    again = small_fit(tmp_path, loss=breaks)
+    assert first.outcome is again.outcome is mvue.Outcome.DIVERGED
+    assert first.step == again.step == 30

@@ -1,0 +1,40 @@
+"""Wrong types as a user meets them: without the type checker of the tests."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import jax.random as jr, numpy as np, numpyro.distributions as dist
+import mvue
+
+prior = dist.Uniform(0.0, 1.0)
+problem = mvue.Problem(prior, lambda key, t: t + jr.normal(key, (2,)))
+key = jr.key(0)
+estimates, y = np.zeros((3, 2, 1)), np.zeros((3, 1))
+cases = [
+    (lambda: mvue.Problem(prior, 3.0), TypeError, "simulate must be callable, got float"),
+    (lambda: mvue.Problem(prior, problem.simulate, names="y"), TypeError, "got the string 'y'"),
+    (lambda: mvue.fit(problem, 3.0, key=key), TypeError, "network must be callable, got float"),
+    (lambda: mvue.fit(problem, key=key, steps=2.5), ValueError, "steps must be a whole number"),
+    (lambda: mvue.fit(problem, key=key, batch_size=True), ValueError, "batch_size must be a whole"),
+    (lambda: mvue.fit(problem, key=key, keep="worst"), ValueError, "keep must be 'average'"),
+    (lambda: mvue.bce(1.0, penalty="none"), ValueError, "penalty must be 'unbiased' or"),
+    (lambda: mvue.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
+    (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable or a Fit, got float"),
+    (lambda: mvue.assess(np.mean, problem, key=key, repeats=2.5), ValueError, "repeats must be"),
+]
+for call, kind, message in cases:
+    try:
+        call()
+    except kind as error:
+        assert message in str(error), (message, str(error))
+    else:
+        raise SystemExit(f"no error: {message}")
+print(len(cases), "refused")
+"""
+
+
+def test_wrong_types_are_refused_by_name():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "10 refused" in done.stdout
