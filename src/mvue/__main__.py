@@ -1,0 +1,5 @@
+"""``python -m mvue``."""
+
+from .cli import main
+
+main()
