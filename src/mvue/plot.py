@@ -10,6 +10,7 @@ from ._report import Report
 try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 except ImportError as error:
     raise ImportError("figures need matplotlib: pip install 'mvue[report]'") from error
 
@@ -112,6 +113,9 @@ def use_log_axis(ax: Axes, x: np.ndarray) -> None:
     """A log axis for positive values that span a wide range."""
     if (x > 0).all() and x.max() > 8 * x.min():
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
 
 
 def share_legend(figure: Figure, axes: Iterable[Axes]) -> None:

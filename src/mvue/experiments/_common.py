@@ -49,12 +49,11 @@ class Run:
         """Where interrupted training is kept until the run is complete."""
         return self.folder / "unfinished" / f"{self.preset}-seed{self.seed}"
 
-    def fit(self, name: str, problem: mvue.Problem, *args: Any, **settings: Any) -> mvue.Fit:
-        """Train one estimator; interrupted training resumes in the next run."""
+    def fit(self, name: str, *args: Any, **settings: Any) -> mvue.Fit:
+        """Train one estimator as `mvue.fit` does; interrupted training resumes in the next run."""
         self.say(f"training {name} ...")
-        fit = mvue.fit(
-            problem, *args, **settings, checkpoint=self.unfinished / name, progress=self.progress
-        )
+        saving = {"checkpoint": self.unfinished / name, "progress": self.progress}
+        fit = mvue.fit(*args, **settings, **saving)
         self.say(str(fit))
         if fit.outcome is mvue.Outcome.INTERRUPTED:
             raise InterruptedRunError
