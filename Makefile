@@ -24,7 +24,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pyright
 
 docs: $(VENV)/installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/snr_training.py
