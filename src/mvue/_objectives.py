@@ -44,7 +44,7 @@ class Loss:
 
 
 def bce(
-    bias_weight: float | Schedule = 100.0,
+    bias_weight: float | Schedule = 40.0,
     *,
     penalty: Penalty = "unbiased",
     weight: Callable[[Any], Any] | None = None,
