@@ -43,7 +43,7 @@ def snr(
 
 
 def snr_mle(
-    x: Float[Array, " n"], *, tolerance: float = 1e-5, max_steps: int = 200
+    x: Float[Array, " n"], *, tolerance: float = 1e-5, max_steps: int = 50
 ) -> Float[Array, " 1"]:
     """Maximum likelihood by expectation maximisation; biased upward in short records.
 
