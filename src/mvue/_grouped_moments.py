@@ -1,0 +1,635 @@
+"""First and second moments of rows that are grouped into units, added up in pieces.
+
+A unit is one value of the unknown; its rows are repeated measurements of it. Linear estimators
+need the scatter of all rows and the part of it that lies between units. The part between units
+is made of one sum per unit, so a unit whose rows arrive in several pieces must keep its sum until
+the last of them is there. Units that may still grow are *open*. Their number is limited: the
+units that were touched longest ago are folded into the totals, and only a 64-bit fingerprint of
+each remains, so that a row that comes too late is an error and never a silently split unit. Rows
+of one unit that follow one another, across the borders of pieces too, are never too late. The
+first unit of every accumulator stays open for good, because it may be continued by the last unit
+of another one with which it is merged.
+
+All sums are float64. They are taken about a fixed shift near the mean, so that a large offset in
+x or y costs no precision.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+BLOCK_ROWS = 5120
+SHIFT_SAMPLE = 1024
+SHIFT_FROM = 3.0
+"""An offset of fewer standard deviations than this costs no digits worth a copy of the data."""
+OPEN_BYTES = 2**23
+"""Memory for the sums of open units where their number is not given."""
+
+
+class MomentSummary(NamedTuple):
+    """Moments of grouped rows about their means: all that a linear fit needs."""
+
+    weight: float
+    """Number of rows, or the sum of their weights."""
+    units: int
+    mean_x: np.ndarray  # (p,)
+    mean_y: np.ndarray  # (d,)
+    scatter_xx: np.ndarray  # (p, p), sums of products of deviations from the mean
+    between_xx: np.ndarray  # (p, p), the same with every row replaced by the mean of its unit
+    scatter_xy: np.ndarray  # (p, d)
+    scatter_yy: np.ndarray  # (d, d)
+
+    @property
+    def repeats(self) -> float:
+        """Rows beyond the first of each unit: the degrees of freedom of the noise."""
+        return max(self.weight - self.units, 0.0)
+
+    @property
+    def noise_covariance(self) -> np.ndarray:
+        """W, the pooled covariance of x within units, without bias; zero without repeats."""
+        if self.repeats == 0:
+            return np.zeros_like(self.scatter_xx)
+        return (self.scatter_xx - self.between_xx) / self.repeats
+
+    def second_moments(self, *, centre: bool) -> tuple[np.ndarray, np.ndarray]:
+        """S = E[x xᵀ] and C = E[y xᵀ], about the means or about zero."""
+        second, cross = self.scatter_xx / self.weight, self.scatter_xy.T / self.weight
+        if centre:
+            return second, cross
+        return (
+            second + np.outer(self.mean_x, self.mean_x),
+            cross + np.outer(self.mean_y, self.mean_x),
+        )
+
+    def merge(self, other: "MomentSummary") -> "MomentSummary":
+        """Moments of both sets of rows together; they must have no unit in common."""
+        weight = self.weight + other.weight
+        share, product = other.weight / weight, self.weight * other.weight / weight
+        step_x, step_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
+        between_means = product * np.outer(step_x, step_x)
+        return MomentSummary(
+            weight,
+            self.units + other.units,
+            self.mean_x + share * step_x,
+            self.mean_y + share * step_y,
+            self.scatter_xx + other.scatter_xx + between_means,
+            self.between_xx + other.between_xx + between_means,
+            self.scatter_xy + other.scatter_xy + product * np.outer(step_x, step_y),
+            self.scatter_yy + other.scatter_yy + product * np.outer(step_y, step_y),
+        )
+
+
+class UnitRows(NamedTuple):
+    """Which rows belong to which unit; rows are in the order of units once `order` is applied."""
+
+    order: np.ndarray | None  # (n,), or None where the rows of each unit are consecutive
+    starts: np.ndarray  # (units + 1,)
+    keys: np.ndarray  # (units,), fingerprints
+    y: np.ndarray  # (units, d)
+
+
+class GroupedMoments:
+    """An accumulator of grouped rows: add pieces, merge accumulators, read a `MomentSummary`.
+
+    Args:
+        max_open_units: how many units may be open at a time at least; by default as many as
+            fit into 8 MiB.
+    """
+
+    def __init__(self, max_open_units: int | None = None) -> None:
+        self.max_open_units = max_open_units
+        self.keyed_by: str | None = None
+        self.totals: _Totals | None = None
+        self.open = _OpenUnits()
+        self.folded_keys = np.empty(0, np.uint64)
+        self.folded_units = 0
+
+    def add(
+        self, x: Any, y: Any, *, unit_ids: Any = None, weights: np.ndarray | None = None
+    ) -> None:
+        """Add rows in any order; rows of one unit may be spread over several calls.
+
+        Args:
+            x: shape (n, p), float32 or float64.
+            y: shape (n, d), the same for all rows of a unit.
+            unit_ids: one integer or string for each row; by default rows with exactly equal y
+                are one unit.
+            weights: positive weight of each row; a weight of 2 is the same as the row twice.
+        """
+        x, y = np.asarray(x), np.asarray(y, np.float64)
+        keyed_by = "equal rows of y" if unit_ids is None else "unit_ids"
+        if self.keyed_by not in (None, keyed_by):
+            raise ValueError(
+                f"unit_ids must be given with every piece of the data or with none, got a piece "
+                f"grouped by {keyed_by} after one grouped by {self.keyed_by}"
+            )
+        rows = group_rows(y, unit_ids)
+        self._refuse_folded(rows.keys)
+        totals = self._blank_totals(x, y)
+        capacity = self._capacity(x.shape[1])
+        known = self.open.find(rows.keys)
+        keep = _newest(known < 0, capacity)
+        keep[0] |= self.open.size == 0
+        kept: list[tuple[np.ndarray, np.ndarray]] = []
+        for first, last, sums, unit_weights in totals.add_rows(x, rows, weights):
+            inside = keep[first:last]
+            kept.append((unit_weights[inside], sums[inside]))
+            if not inside.all():
+                totals.fold(unit_weights[~inside], sums[~inside])
+        totals.check_finite()
+
+        self.keyed_by = keyed_by
+        self._commit(totals)
+        self._mark_folded(rows.keys[~keep])
+        unit_weights, sums = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+        self.open.join(rows.keys[keep], unit_weights, sums, rows.y[keep])
+        self._fold_oldest(capacity)
+
+    def add_units(self, x: Any, y: Any) -> None:
+        """Add units that are complete and never come back; nothing is kept of each.
+
+        Args:
+            x: shape (N, M, p), M measurements of each of N unknowns.
+            y: shape (N, d).
+        """
+        x, y = np.asarray(x), np.asarray(y, np.float64)
+        n, replicates, p = x.shape
+        starts = np.arange(0, n * replicates + 1, replicates)
+        rows = UnitRows(None, starts, np.empty(0, np.uint64), y)
+        flat = x.reshape(n * replicates, p)
+        totals = self._blank_totals(flat, y)
+        for _, _, sums, unit_weights in totals.add_rows(flat, rows, None):
+            totals.fold(unit_weights, sums)
+        totals.check_finite()
+        self._commit(totals)
+        self.folded_units += n
+
+    def merge(self, other: "GroupedMoments") -> "GroupedMoments":
+        """A new accumulator of the rows of both; units that both have seen become one."""
+        merged = self.copy()
+        if other.totals is None:
+            return merged
+        if merged.totals is None:
+            return other.copy()
+        _check_same_shape(merged.totals, other.totals)
+        if None not in (self.keyed_by, other.keyed_by) and self.keyed_by != other.keyed_by:
+            raise ValueError(
+                f"accumulators must group rows alike to be merged, got {self.keyed_by} and "
+                f"{other.keyed_by}"
+            )
+        other_keys = np.concatenate([other.folded_keys, other.open.keys])
+        merged._refuse_folded(other_keys)
+        other._refuse_folded(merged.open.keys)
+        merged.keyed_by = self.keyed_by or other.keyed_by
+        moved, open_units = other.totals.moved(merged.totals, other.open)
+        merged._commit(moved)
+        merged._mark_folded(other.folded_keys)
+        merged.folded_units += other.folded_units - other.folded_keys.size
+        merged.open.adopt(open_units)
+        merged._fold_oldest(merged._capacity(merged.totals.shift_x.size))
+        return merged
+
+    def copy(self) -> "GroupedMoments":
+        """An accumulator that can grow without changing this one."""
+        twin = GroupedMoments(self.max_open_units)
+        twin.keyed_by = self.keyed_by
+        twin.totals = self.totals and self.totals.copy()
+        twin.open = self.open.copy()
+        twin.folded_keys, twin.folded_units = self.folded_keys, self.folded_units
+        return twin
+
+    def summary(self) -> MomentSummary:
+        """The moments of all rows so far."""
+        if self.totals is None:
+            raise ValueError("moments need at least one row, got none: add rows first")
+        totals = self.totals.copy()
+        totals.fold(self.open.weight, self.open.sums)
+        n = totals.weight
+        mean_product = np.outer(totals.sum_x, totals.sum_x) / n
+        return MomentSummary(
+            n,
+            self.folded_units + self.open.size,
+            totals.shift_x + totals.sum_x / n,
+            totals.shift_y + totals.sum_y / n,
+            totals.xx - mean_product,
+            totals.between - mean_product,
+            totals.xy - np.outer(totals.sum_x, totals.sum_y) / n,
+            totals.yy - np.outer(totals.sum_y, totals.sum_y) / n,
+        )
+
+    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> "_Totals":
+        if self.totals is None:
+            return _Totals.about(_shift(x), _shift(y))
+        blank = _Totals.about(self.totals.shift_x, self.totals.shift_y)
+        for name, array, shift in (("x", x, blank.shift_x), ("y", y, blank.shift_y)):
+            if array.shape[1] != shift.size:
+                raise ValueError(
+                    f"{name} must have {shift.size} columns as in the pieces before, got "
+                    f"{array.shape[1]}"
+                )
+        return blank
+
+    def _commit(self, totals: "_Totals") -> None:
+        # A piece is added up apart and joined here, so that a refused piece leaves no trace.
+        self.totals = totals if self.totals is None else self.totals.plus(totals)
+
+    def _capacity(self, p: int) -> int:
+        if self.max_open_units is not None:
+            return self.max_open_units
+        return max(OPEN_BYTES // (8 * p), 1)
+
+    def _refuse_folded(self, keys: np.ndarray) -> None:
+        place = np.searchsorted(self.folded_keys, keys)
+        place[place == self.folded_keys.size] = 0
+        late = self.folded_keys.size > 0 and (self.folded_keys[place] == keys).sum()
+        if late:
+            raise ValueError(
+                f"rows of one unit must arrive while the unit is open, got rows of {late} units "
+                "that were folded away because many others came in between: sort the rows by "
+                "unit, or raise max_open_units"
+            )
+
+    def _mark_folded(self, keys: np.ndarray) -> None:
+        if keys.size:
+            self.folded_units += keys.size
+            # A stable sort of two runs, one of them sorted, is nearly a merge.
+            self.folded_keys = np.sort(
+                np.concatenate([self.folded_keys, np.sort(keys)]), kind="stable"
+            )
+
+    def _fold_oldest(self, capacity: int) -> None:
+        if self.open.size <= 2 * capacity:  # fold many at a time: their cost is then a product
+            return
+        keys, weight, sums = self.open.drop_oldest(capacity)
+        assert self.totals is not None
+        self.totals.fold(weight, sums)
+        self._mark_folded(keys)
+
+
+class _Totals:
+    """Sums over rows about a shift, and the part between units of those that are folded."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.shift_x: np.ndarray = fields["shift_x"]
+        self.shift_y: np.ndarray = fields["shift_y"]
+        self.weight: float = fields["weight"]
+        self.sum_x: np.ndarray = fields["sum_x"]
+        self.sum_y: np.ndarray = fields["sum_y"]
+        self.xx: np.ndarray = fields["xx"]
+        self.between: np.ndarray = fields["between"]
+        self.xy: np.ndarray = fields["xy"]
+        self.yy: np.ndarray = fields["yy"]
+
+    @classmethod
+    def about(cls, shift_x: np.ndarray, shift_y: np.ndarray) -> "_Totals":
+        p, d = shift_x.size, shift_y.size
+        return cls(
+            shift_x=shift_x,
+            shift_y=shift_y,
+            weight=0.0,
+            sum_x=np.zeros(p),
+            sum_y=np.zeros(d),
+            xx=np.zeros((p, p)),
+            between=np.zeros((p, p)),
+            xy=np.zeros((p, d)),
+            yy=np.zeros((d, d)),
+        )
+
+    def copy(self) -> "_Totals":
+        return _Totals(**{
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        })
+
+    def plus(self, other: "_Totals") -> "_Totals":
+        """The sum of two totals about the same shift."""
+        shifts = {"shift_x": self.shift_x, "shift_y": self.shift_y}
+        sums = {
+            name: value + getattr(other, name)
+            for name, value in vars(self).items()
+            if name not in shifts
+        }
+        return _Totals(**shifts, **sums)
+
+    def add_rows(
+        self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None
+    ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+        """Add rows block by block; yields first and last unit, unit sums and unit weights."""
+        shifted = bool(self.shift_x.any())
+        y = rows.y - self.shift_y
+        for first, last in _blocks(rows.starts):
+            start, stop = rows.starts[first], rows.starts[last]
+            picked = slice(start, stop) if rows.order is None else rows.order[start:stop]
+            z = np.ascontiguousarray(x[picked], np.float64)
+            if shifted:
+                z = z - self.shift_x
+            row_weights = np.ones(stop - start) if weights is None else weights[picked]
+            borders = rows.starts[first : last + 1] - start
+            # One sparse product adds up all units of the block, whatever their sizes.
+            unit = csr_matrix(
+                (row_weights, np.arange(stop - start), borders), (last - first, stop - start)
+            )
+            sums = unit @ z
+            unit_weights = np.add.reduceat(row_weights, borders[:-1])
+            if weights is not None:
+                z = z * np.sqrt(row_weights)[:, None]
+            self.xx += z.T @ z
+            y_block = y[first:last]
+            weighted_y = unit_weights[:, None] * y_block
+            self.weight += float(unit_weights.sum())
+            self.sum_x += sums.sum(axis=0)
+            self.sum_y += weighted_y.sum(axis=0)
+            self.xy += sums.T @ y_block
+            self.yy += weighted_y.T @ y_block
+            yield first, last, sums, unit_weights
+
+    def fold(self, unit_weights: np.ndarray, sums: np.ndarray) -> None:
+        """Take up the part between units of units that will not grow any more."""
+        scaled = sums / np.sqrt(unit_weights)[:, None]
+        self.between += scaled.T @ scaled
+
+    def moved(self, target: "_Totals", open_units: "_OpenUnits") -> tuple["_Totals", "_OpenUnits"]:
+        """The same totals and open units about the shift of another accumulator."""
+        step_x, step_y = self.shift_x - target.shift_x, self.shift_y - target.shift_y
+        units = open_units.copy()
+        folded_sum = self.sum_x - units.sums.sum(axis=0)
+        folded_weight = self.weight - units.weight.sum()
+        units.move(step_x)
+        n = self.weight
+
+        def move(product: Any, sum_a: Any, sum_b: Any, step_a: Any, step_b: Any, n: float) -> Any:
+            return (
+                product
+                + np.outer(sum_a, step_b)
+                + np.outer(step_a, sum_b)
+                + n * np.outer(step_a, step_b)
+            )
+
+        totals = _Totals(
+            shift_x=target.shift_x,
+            shift_y=target.shift_y,
+            weight=n,
+            sum_x=self.sum_x + n * step_x,
+            sum_y=self.sum_y + n * step_y,
+            xx=move(self.xx, self.sum_x, self.sum_x, step_x, step_x, n),
+            between=move(self.between, folded_sum, folded_sum, step_x, step_x, folded_weight),
+            xy=move(self.xy, self.sum_x, self.sum_y, step_x, step_y, n),
+            yy=move(self.yy, self.sum_y, self.sum_y, step_y, step_y, n),
+        )
+        return totals, units
+
+    def check_finite(self) -> None:
+        """Refuse rows whose sums are not finite; cheaper than a pass over the rows."""
+        for name, sums in (("x", np.diagonal(self.xx)), ("y", np.diagonal(self.yy))):
+            if not np.isfinite(sums).all():
+                raise ValueError(
+                    f"{name} must be finite, got NaN, infinity or a value too large to be squared "
+                    f"in column {int(np.argmin(np.isfinite(sums)))}: remove or impute such rows"
+                )
+
+
+class _OpenUnits:
+    """Sums of the units that may still grow, in buffers with room to spare."""
+
+    FIELDS = ("_keys", "_weight", "_touched", "_sums", "_y")
+    FOR_GOOD = np.iinfo(np.int64).max
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.clock = 0
+        self._keys = np.empty(0, np.uint64)
+        self._weight = np.empty(0)
+        self._touched = np.empty(0, np.int64)
+        self._sums = np.empty((0, 0))
+        self._y = np.empty((0, 0))
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self._keys[: self.size]
+
+    @property
+    def weight(self) -> np.ndarray:
+        return self._weight[: self.size]
+
+    @property
+    def sums(self) -> np.ndarray:
+        return self._sums[: self.size]
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The place of each key, or -1."""
+        if not self.size:
+            return np.full(keys.size, -1)
+        order = np.argsort(self.keys)
+        place = order[np.minimum(np.searchsorted(self.keys, keys, sorter=order), self.size - 1)]
+        return np.where(self.keys[place] == keys, place, -1)
+
+    def join(self, keys: np.ndarray, weight: np.ndarray, sums: np.ndarray, y: np.ndarray) -> None:
+        """Add to the units that are open already, and open the others."""
+        if not self.size:
+            self._sums, self._y = np.empty((0, sums.shape[1])), np.empty((0, y.shape[1]))
+        touched = self.clock + np.arange(keys.size)
+        self.clock += keys.size
+        if not self.size and keys.size:
+            touched[0] = self.FOR_GOOD
+        self._join(keys, weight, touched, sums, y)
+
+    def adopt(self, other: "_OpenUnits") -> None:
+        """Take over the open units of another accumulator; both count as equally recent."""
+        clock = max(self.clock, other.clock)
+        for units in (self, other):
+            units._touch_later(clock - units.clock)
+        self._join(*(getattr(other, name)[: other.size] for name in self.FIELDS))
+        self.clock = clock
+
+    def move(self, step: np.ndarray) -> None:
+        """Move the shift about which sums are taken."""
+        self._sums[: self.size] += self.weight[:, None] * step
+
+    def drop_oldest(self, keep: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Close all but those touched last; returns the keys, weights and sums of the closed."""
+        touched = self._touched[: self.size]
+        stay = touched == self.FOR_GOOD
+        passing = np.flatnonzero(~stay)
+        stay[passing[np.argsort(touched[passing])[-keep:]]] = True
+        dropped = self.keys[~stay], self.weight[~stay], self.sums[~stay]
+        left = int(stay.sum())
+        for name in self.FIELDS:
+            buffer = getattr(self, name)
+            buffer[:left] = buffer[: self.size][stay]
+        self.size = left
+        return dropped
+
+    def copy(self) -> "_OpenUnits":
+        twin = _OpenUnits()
+        twin.size, twin.clock = self.size, self.clock
+        for name in self.FIELDS:
+            setattr(twin, name, getattr(self, name)[: self.size].copy())
+        return twin
+
+    def _touch_later(self, steps: int) -> None:
+        """Bring the clock forward, and keep the unit touched last open for good."""
+        passing = np.flatnonzero(self._touched[: self.size] != self.FOR_GOOD)
+        if passing.size:
+            self._touched[passing] += steps
+            self._touched[passing[np.argmax(self._touched[passing])]] = self.FOR_GOOD
+
+    def _join(
+        self,
+        keys: np.ndarray,
+        weight: np.ndarray,
+        touched: np.ndarray,
+        sums: np.ndarray,
+        y: np.ndarray,
+    ) -> None:
+        place = self.find(keys)
+        old = place >= 0
+        into = place[old]
+        if (self._y[into] != y[old]).any():
+            raise ValueError(
+                "y must be the same in all rows of a unit, got a unit whose y differs between two "
+                "pieces of the data: give rows with different y different unit_ids"
+            )
+        self._weight[into] += weight[old]
+        self._sums[into] += sums[old]
+        self._touched[into] = np.maximum(self._touched[into], touched[old])
+        new = ~old
+        size = self.size + int(new.sum())
+        self._reserve(size)
+        for name, values in zip(self.FIELDS, (keys, weight, touched, sums, y), strict=True):
+            getattr(self, name)[self.size : size] = values[new]
+        self.size = size
+
+    def _reserve(self, size: int) -> None:
+        if size <= self._keys.size:
+            return
+        room = max(size, 2 * self._keys.size)
+        for name in self.FIELDS:
+            buffer = getattr(self, name)
+            larger = np.empty((room, *buffer.shape[1:]), buffer.dtype)
+            larger[: self.size] = buffer[: self.size]
+            setattr(self, name, larger)
+
+
+def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
+    """Which rows are repeats of one unknown.
+
+    Args:
+        y: shape (n, d), float64.
+        unit_ids: one integer or string for each row; by default rows with exactly equal y are
+            one unit.
+    """
+    n = y.shape[0]
+    if unit_ids is None:
+        changes = (y[1:] != y[:-1]).any(axis=1)
+    else:
+        unit_ids = _canonical_ids(unit_ids, n)
+        changes = unit_ids[1:] != unit_ids[:-1]
+    runs = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    keys = _fingerprints(y[runs] if unit_ids is None else unit_ids[runs])
+    lengths = np.diff(runs, append=n)
+    unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    if unique.size == keys.size:
+        order, starts, heads = None, np.append(runs, n), runs
+    else:
+        appearance = np.argsort(first)
+        rank = np.empty_like(appearance)
+        rank[appearance] = np.arange(rank.size)
+        unit_of_row = np.repeat(rank[inverse], lengths)
+        order = np.argsort(unit_of_row, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))])
+        heads = runs[first[appearance]]
+        keys = unique[appearance]
+    sizes = np.diff(starts)
+    if unit_ids is not None or order is not None:
+        ordered = y if order is None else y[order]
+        differing = (ordered != np.repeat(y[heads], sizes, axis=0)).any(axis=1).sum()
+        if differing:
+            raise ValueError(
+                f"y must be the same in all rows of a unit, got {differing} rows whose y differs "
+                "from that of the first row of their unit: give them unit_ids of their own"
+            )
+    return UnitRows(order, starts, keys, y[heads])
+
+
+def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
+    ids = np.asarray(unit_ids)
+    if ids.shape != (n,):
+        raise ValueError(f"unit_ids must have one entry per row, shape ({n},), got {ids.shape}")
+    if ids.dtype.kind == "O":
+        ids = np.asarray(ids.tolist())
+    if ids.dtype.kind == "f":
+        if not np.isfinite(ids).all():
+            raise ValueError("unit_ids must be finite, got NaN or infinity: give every row a unit")
+        # 3 and 3.0 are one unit, whichever way a piece of the data was read.
+        return ids.astype(np.int64) if (ids == np.rint(ids)).all() else ids.astype(np.float64)
+    if ids.dtype.kind in "bui":
+        return ids.astype(np.int64)
+    if ids.dtype.kind in "mM":
+        return ids.view(np.int64)
+    if ids.dtype.kind in "US":
+        return ids
+    raise ValueError(f"unit_ids must be integers or strings, got an array of {ids.dtype}")
+
+
+def _fingerprints(values: np.ndarray) -> np.ndarray:
+    """64 bits for each row; equal rows have equal ones in every process.
+
+    One number is mixed one-to-one, so only rows of several numbers and strings can collide, for
+    a million units with a chance of about 3e-8, and a collision is an error: y would differ.
+    """
+    if values.dtype.kind in "US":
+        digests = [
+            hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values
+        ]
+        return np.frombuffer(b"".join(digests), np.uint64).copy()
+    words = np.ascontiguousarray(values.reshape(len(values), -1) + 0).view(np.uint64)
+    mixed = np.zeros(len(values), np.uint64)
+    for word in words.T:
+        mixed = _mix(mixed ^ word)
+    return mixed
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64, a permutation of the 64-bit words."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
+    """Keep all units that are open already and the last of the new ones."""
+    keep = ~new
+    keep[np.flatnonzero(new)[-capacity:]] = True
+    return keep
+
+
+def _blocks(starts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of whole units of about BLOCK_ROWS rows each."""
+    first, units = 0, starts.size - 1
+    while first < units:
+        last = int(np.searchsorted(starts, starts[first] + BLOCK_ROWS, side="right")) - 1
+        last = min(max(last, first + 1), units)
+        yield first, last
+        first = last
+
+
+def _shift(values: np.ndarray) -> np.ndarray:
+    """A point near the mean where the mean is far from zero; zero elsewhere."""
+    sample = values[:: max(len(values) // SHIFT_SAMPLE, 1)].astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite values are refused later
+        mean, deviation = sample.mean(axis=0), sample.std(axis=0)
+        far = np.abs(mean) > SHIFT_FROM * deviation
+    return np.where(far & np.isfinite(mean), mean, 0.0)
+
+
+def _check_same_shape(a: _Totals, b: _Totals) -> None:
+    shape_a, shape_b = ((t.shift_x.size, t.shift_y.size) for t in (a, b))
+    if shape_a != shape_b:
+        raise ValueError(
+            f"accumulators must have the same numbers of columns of x and y to be merged, got "
+            f"{shape_a} and {shape_b}"
+        )
