@@ -30,6 +30,7 @@ from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
 from ._train import fit as fit
+from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import CheckpointError as CheckpointError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import NonFiniteWarning as NonFiniteWarning

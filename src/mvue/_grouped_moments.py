@@ -90,6 +90,14 @@ class UnitRows(NamedTuple):
     keys: np.ndarray  # (units,), fingerprints
     y: np.ndarray  # (units, d)
 
+    def take(self, units: np.ndarray) -> "UnitRows":
+        """The rows of some of the units."""
+        sizes = np.diff(self.starts)[units]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[units] - starts[:-1], sizes)
+        order = places if self.order is None else self.order[places]
+        return UnitRows(order, starts, self.keys[units], self.y[units])
+
 
 class GroupedMoments:
     """An accumulator of grouped rows: add pieces, merge accumulators, read a `MomentSummary`.
@@ -139,7 +147,6 @@ class GroupedMoments:
             kept.append((unit_weights[inside], sums[inside]))
             if not inside.all():
                 totals.fold(unit_weights[~inside], sums[~inside])
-        totals.check_finite()
 
         self.keyed_by = keyed_by
         self._commit(totals)
@@ -159,13 +166,15 @@ class GroupedMoments:
         n, replicates, p = x.shape
         starts = np.arange(0, n * replicates + 1, replicates)
         rows = UnitRows(None, starts, np.empty(0, np.uint64), y)
-        flat = x.reshape(n * replicates, p)
-        totals = self._blank_totals(flat, y)
-        for _, _, sums, unit_weights in totals.add_rows(flat, rows, None):
+        self.add_grouped(x.reshape(n * replicates, p), rows)
+
+    def add_grouped(self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None = None) -> None:
+        """Add rows of complete units that were grouped before; nothing is kept of each unit."""
+        totals = self._blank_totals(x, rows.y)
+        for _, _, sums, unit_weights in totals.add_rows(x, rows, weights):
             totals.fold(unit_weights, sums)
-        totals.check_finite()
         self._commit(totals)
-        self.folded_units += n
+        self.folded_units += len(rows.y)
 
     def merge(self, other: "GroupedMoments") -> "GroupedMoments":
         """A new accumulator of the rows of both; units that both have seen become one."""
@@ -234,7 +243,11 @@ class GroupedMoments:
 
     def _commit(self, totals: "_Totals") -> None:
         # A piece is added up apart and joined here, so that a refused piece leaves no trace.
-        self.totals = totals if self.totals is None else self.totals.plus(totals)
+        if self.totals is None:
+            self.totals = totals
+            self.open = _OpenUnits(totals.shift_x.size, totals.shift_y.size)
+        else:
+            self.totals = self.totals.plus(totals)
 
     def _capacity(self, p: int) -> int:
         if self.max_open_units is not None:
@@ -299,10 +312,12 @@ class _Totals:
         )
 
     def copy(self) -> "_Totals":
-        return _Totals(**{
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in vars(self).items()
-        })
+        return _Totals(
+            **{
+                name: value.copy() if isinstance(value, np.ndarray) else value
+                for name, value in vars(self).items()
+            }
+        )
 
     def plus(self, other: "_Totals") -> "_Totals":
         """The sum of two totals about the same shift."""
@@ -328,15 +343,16 @@ class _Totals:
                 z = z - self.shift_x
             row_weights = np.ones(stop - start) if weights is None else weights[picked]
             borders = rows.starts[first : last + 1] - start
+            weighted = z if weights is None else z * np.sqrt(row_weights)[:, None]
+            with np.errstate(invalid="ignore", over="ignore"):
+                self.xx += weighted.T @ weighted
+            self._check_finite()
             # One sparse product adds up all units of the block, whatever their sizes.
             unit = csr_matrix(
                 (row_weights, np.arange(stop - start), borders), (last - first, stop - start)
             )
             sums = unit @ z
             unit_weights = np.add.reduceat(row_weights, borders[:-1])
-            if weights is not None:
-                z = z * np.sqrt(row_weights)[:, None]
-            self.xx += z.T @ z
             y_block = y[first:last]
             weighted_y = unit_weights[:, None] * y_block
             self.weight += float(unit_weights.sum())
@@ -381,14 +397,14 @@ class _Totals:
         )
         return totals, units
 
-    def check_finite(self) -> None:
-        """Refuse rows whose sums are not finite; cheaper than a pass over the rows."""
-        for name, sums in (("x", np.diagonal(self.xx)), ("y", np.diagonal(self.yy))):
-            if not np.isfinite(sums).all():
-                raise ValueError(
-                    f"{name} must be finite, got NaN, infinity or a value too large to be squared "
-                    f"in column {int(np.argmin(np.isfinite(sums)))}: remove or impute such rows"
-                )
+    def _check_finite(self) -> None:
+        """Refuse rows whose squares are not finite; cheaper than a look at each number."""
+        finite = np.isfinite(np.diagonal(self.xx))
+        if not finite.all():
+            raise ValueError(
+                "x must be finite, got NaN, infinity or a value too large to be squared in column "
+                f"{int(np.argmin(finite))}: remove or impute such rows"
+            )
 
 
 class _OpenUnits:
@@ -397,14 +413,14 @@ class _OpenUnits:
     FIELDS = ("_keys", "_weight", "_touched", "_sums", "_y")
     FOR_GOOD = np.iinfo(np.int64).max
 
-    def __init__(self) -> None:
+    def __init__(self, p: int = 0, d: int = 0) -> None:
         self.size = 0
         self.clock = 0
         self._keys = np.empty(0, np.uint64)
         self._weight = np.empty(0)
         self._touched = np.empty(0, np.int64)
-        self._sums = np.empty((0, 0))
-        self._y = np.empty((0, 0))
+        self._sums = np.empty((0, p))
+        self._y = np.empty((0, d))
 
     @property
     def keys(self) -> np.ndarray:
@@ -428,8 +444,6 @@ class _OpenUnits:
 
     def join(self, keys: np.ndarray, weight: np.ndarray, sums: np.ndarray, y: np.ndarray) -> None:
         """Add to the units that are open already, and open the others."""
-        if not self.size:
-            self._sums, self._y = np.empty((0, sums.shape[1])), np.empty((0, y.shape[1]))
         touched = self.clock + np.arange(keys.size)
         self.clock += keys.size
         if not self.size and keys.size:
@@ -581,9 +595,7 @@ def _fingerprints(values: np.ndarray) -> np.ndarray:
     a million units with a chance of about 3e-8, and a collision is an error: y would differ.
     """
     if values.dtype.kind in "US":
-        digests = [
-            hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values
-        ]
+        digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values]
         return np.frombuffer(b"".join(digests), np.uint64).copy()
     words = np.ascontiguousarray(values.reshape(len(values), -1) + 0).view(np.uint64)
     mixed = np.zeros(len(values), np.uint64)

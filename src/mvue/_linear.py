@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Inexact
 
 from ._losses import check_bias_weight
@@ -52,8 +52,10 @@ def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> Line
         prior_cov: covariance of y: a number, a vector of d variances, or a (d, d) matrix.
         bias_weight: λ from 0 to infinity.
     """
-    if any(isinstance(value, jax.core.Tracer) for value in (H, noise_cov, prior_cov, bias_weight)):
-        return _solve(jnp, jnp.asarray(H), jnp.asarray(noise_cov), jnp.asarray(prior_cov), bias_weight)
+    if any(isinstance(value, Tracer) for value in (H, noise_cov, prior_cov, bias_weight)):
+        return _solve(
+            jnp, jnp.asarray(H), jnp.asarray(noise_cov), jnp.asarray(prior_cov), bias_weight
+        )
     bias_weight = float(bias_weight)
     check_bias_weight(bias_weight, finite=False)
     H = _finite("H", H)
@@ -133,9 +135,9 @@ def _checked_covariance(name: str, value: Any, size: int) -> np.ndarray:
             f"{size}), got shape {covariance.shape}"
         )
     if covariance.ndim < 2:
-        if (covariance.imag != 0).any() or not (covariance.real > 0).all():
+        if np.imag(covariance).any() or not (np.real(covariance) > 0).all():
             raise ValueError(f"{name} must have positive variances, got {covariance}")
-        return covariance.real
+        return np.real(covariance)
     precision = np.finfo(given.dtype if given.dtype.kind in "fc" else np.float64).eps
     mirrored = covariance.conj().T
     if np.abs(covariance - mirrored).max() > 100 * precision * np.abs(covariance).max():

@@ -21,11 +21,13 @@ indefinite, and the estimate is ruined by noise. Hence the rule:
 The basis does not depend on the units of x, nor does the rule.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 
 from ._grouped_moments import MomentSummary
+from ._types import NoRepeatsWarning, UnresolvedSignalWarning
 
 UNRESOLVED_BIAS_WEIGHT = 10.0
 EXACT_RESOLUTION = 1e-10
@@ -62,6 +64,85 @@ class NoiseSpectrum(NamedTuple):
         with np.errstate(divide="ignore"):
             formula = 1 / _denominator(bias_weight, self.noise_share)
         return int((self.gains(bias_weight) != formula).sum())
+
+
+class LinearFit(NamedTuple):
+    """The estimator ``coefficients @ x + intercept`` and the spectrum behind it."""
+
+    coefficients: np.ndarray  # (d, p)
+    intercept: np.ndarray  # (d,)
+    spectrum: NoiseSpectrum
+
+
+def fit_moments(
+    moments: MomentSummary,
+    bias_weight: float,
+    *,
+    fit_intercept: bool = True,
+    ridge: float = 0.0,
+    resolution: float | None = None,
+    stacklevel: int = 2,
+) -> LinearFit:
+    """The linear bias constrained estimator of a sample, with warnings where it is not as asked.
+
+    Args:
+        moments: of the sample.
+        bias_weight: λ from 0 to infinity.
+        fit_intercept: estimate an intercept; otherwise it is zero.
+        ridge: as in `noise_spectrum`.
+        resolution: as in `spectrum_of`.
+        stacklevel: of the warnings.
+    """
+    check_units(moments)
+    spectrum = spectrum_of(moments, centre=fit_intercept, ridge=ridge, resolution=resolution)
+    if bias_weight > 0:
+        warn_no_repeats(moments, stacklevel + 1)
+    altered = spectrum.count_altered(bias_weight)
+    if altered:
+        warnings.warn(
+            f"{altered} of {spectrum.noise_share.size} directions of x carry no signal that "
+            f"{moments.units:,} units can tell from zero (share of signal below "
+            f"{spectrum.resolution:.2g}): bias_weight={bias_weight:g} is lowered there; measure "
+            "more units, use fewer features or a smaller bias_weight to be rid of them",
+            UnresolvedSignalWarning,
+            stacklevel=stacklevel,
+        )
+    coefficients = spectrum.coefficients(bias_weight)
+    return LinearFit(coefficients, intercept(moments, coefficients, fit_intercept), spectrum)
+
+
+def intercept(moments: MomentSummary, coefficients: np.ndarray, fit: bool) -> np.ndarray:
+    """What makes the mean error over the sample zero, or zero where none is fitted."""
+    if not fit:
+        return np.zeros(moments.mean_y.size)
+    return moments.mean_y - coefficients @ moments.mean_x
+
+
+def check_units(moments: MomentSummary) -> None:
+    """Refuse samples from which nothing can be learned, and weights that are no counts."""
+    if moments.units < 2:
+        raise ValueError(
+            "a fit needs at least 2 units, rows with different unknowns, got 1: every row has the "
+            "same y or the same unit id"
+        )
+    within = np.trace(moments.scatter_xx - moments.between_xx)
+    if moments.repeats == 0 and within > 1e-10 * np.trace(moments.scatter_xx):
+        raise ValueError(
+            f"sample_weight must count rows, so that its sum exceeds the number of units, "
+            f"{moments.units}; got a sum of {moments.weight:.6g}: rescale it to a mean of 1"
+        )
+
+
+def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
+    """Say what a fit without repeats amounts to."""
+    if moments.repeats == 0:
+        warnings.warn(
+            f"no unknown was measured twice: all {moments.units:,} units have one row, so the "
+            "noise cannot be seen and counts as zero, and the estimator is ordinary least squares "
+            "whatever the bias weight; give rows of the same unknown equal y or equal unit_ids",
+            NoRepeatsWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def noise_spectrum(
@@ -126,8 +207,8 @@ def sample_resolution(moments: MomentSummary) -> float:
     """The signal share that pure Gaussian noise in p features may show.
 
     With n rows in U units the estimated share of one given direction without signal has a
-    standard error of √(2U / (n (n − U))), and the largest among p uncorrelated directions lies √(2p)
-    standard errors above zero; three more are added for its own spread.
+    standard error of √(2U / (n (n − U))), and the largest among p uncorrelated directions lies
+    √(2p) standard errors above zero; three more are added for its own spread.
     """
     n, units, p = moments.weight, moments.units, moments.mean_x.size
     if moments.repeats == 0:

@@ -43,3 +43,7 @@ class NoRepeatsWarning(UserWarning):
 
 class UnresolvedSignalWarning(UserWarning):
     """Some directions of x carry too little signal for the bias weight that was asked for."""
+
+
+class BiasToleranceWarning(UserWarning):
+    """No bias weight brings the bias below the tolerance that was asked for."""
