@@ -15,11 +15,15 @@ x or y costs no precision.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
+from threadpoolctl import ThreadpoolController
 
 BLOCK_ROWS = 5120
 SHIFT_SAMPLE = 1024
@@ -136,23 +140,16 @@ class GroupedMoments:
             )
         rows = group_rows(y, unit_ids)
         self._refuse_folded(rows.keys)
-        totals = self._blank_totals(x, y)
+        blank = self._blank_totals(x, y)
         capacity = self._capacity(x.shape[1])
-        known = self.open.find(rows.keys)
-        keep = _newest(known < 0, capacity)
+        keep = _newest(self.open.find(rows.keys) < 0, capacity)
         keep[0] |= self.open.size == 0
-        kept: list[tuple[np.ndarray, np.ndarray]] = []
-        for first, last, sums, unit_weights in totals.add_rows(x, rows, weights):
-            inside = keep[first:last]
-            kept.append((unit_weights[inside], sums[inside]))
-            if not inside.all():
-                totals.fold(unit_weights[~inside], sums[~inside])
+        totals, weight, sums = _add_up(blank, x, rows, weights, keep)
 
         self.keyed_by = keyed_by
         self._commit(totals)
         self._mark_folded(rows.keys[~keep])
-        unit_weights, sums = (np.concatenate(parts) for parts in zip(*kept, strict=True))
-        self.open.join(rows.keys[keep], unit_weights, sums, rows.y[keep])
+        self.open.join(rows.keys[keep], weight, sums, rows.y[keep])
         self._fold_oldest(capacity)
 
     def add_units(self, x: Any, y: Any) -> None:
@@ -170,9 +167,8 @@ class GroupedMoments:
 
     def add_grouped(self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None = None) -> None:
         """Add rows of complete units that were grouped before; nothing is kept of each unit."""
-        totals = self._blank_totals(x, rows.y)
-        for _, _, sums, unit_weights in totals.add_rows(x, rows, weights):
-            totals.fold(unit_weights, sums)
+        keep = np.zeros(len(rows.y), bool)
+        totals, _, _ = _add_up(self._blank_totals(x, rows.y), x, rows, weights, keep)
         self._commit(totals)
         self.folded_units += len(rows.y)
 
@@ -215,7 +211,7 @@ class GroupedMoments:
         if self.totals is None:
             raise ValueError("moments need at least one row, got none: add rows first")
         totals = self.totals.copy()
-        totals.fold(self.open.weight, self.open.sums)
+        totals.fold(self.open.scaled_sums(slice(None)))
         n = totals.weight
         mean_product = np.outer(totals.sum_x, totals.sum_x) / n
         return MomentSummary(
@@ -276,9 +272,9 @@ class GroupedMoments:
     def _fold_oldest(self, capacity: int) -> None:
         if self.open.size <= 2 * capacity:  # fold many at a time: their cost is then a product
             return
-        keys, weight, sums = self.open.drop_oldest(capacity)
+        keys, scaled_sums = self.open.drop_oldest(capacity)
         assert self.totals is not None
-        self.totals.fold(weight, sums)
+        self.totals.fold(scaled_sums)
         self._mark_folded(keys)
 
 
@@ -329,43 +325,30 @@ class _Totals:
         }
         return _Totals(**shifts, **sums)
 
-    def add_rows(
-        self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None
-    ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """Add rows block by block; yields first and last unit, unit sums and unit weights."""
-        shifted = bool(self.shift_x.any())
-        y = rows.y - self.shift_y
-        for first, last in _blocks(rows.starts):
-            start, stop = rows.starts[first], rows.starts[last]
-            picked = slice(start, stop) if rows.order is None else rows.order[start:stop]
-            z = np.ascontiguousarray(x[picked], np.float64)
-            if shifted:
-                z = z - self.shift_x
-            row_weights = np.ones(stop - start) if weights is None else weights[picked]
-            borders = rows.starts[first : last + 1] - start
-            weighted = z if weights is None else z * np.sqrt(row_weights)[:, None]
-            with np.errstate(invalid="ignore", over="ignore"):
-                self.xx += weighted.T @ weighted
-            self._check_finite()
-            # One sparse product adds up all units of the block, whatever their sizes.
-            unit = csr_matrix(
-                (row_weights, np.arange(stop - start), borders), (last - first, stop - start)
-            )
-            sums = unit @ z
-            unit_weights = np.add.reduceat(row_weights, borders[:-1])
-            y_block = y[first:last]
-            weighted_y = unit_weights[:, None] * y_block
-            self.weight += float(unit_weights.sum())
-            self.sum_x += sums.sum(axis=0)
-            self.sum_y += weighted_y.sum(axis=0)
-            self.xy += sums.T @ y_block
-            self.yy += weighted_y.T @ y_block
-            yield first, last, sums, unit_weights
+    def add_units(
+        self, gram: np.ndarray, scaled_sums: np.ndarray, weight: np.ndarray, y: np.ndarray
+    ) -> None:
+        """Take up units with the products of their rows.
 
-    def fold(self, unit_weights: np.ndarray, sums: np.ndarray) -> None:
+        Args:
+            gram: the sum over rows of x xᵀ about the shift, shape (p, p).
+            scaled_sums: the sum over the rows of each unit, divided by the root of its weight.
+            weight: of each unit.
+            y: of each unit, about the shift.
+        """
+        root = np.sqrt(weight)[:, None]
+        weighted_y = weight[:, None] * y
+        sums = scaled_sums.T @ np.hstack([root, root * y])
+        self.weight += float(weight.sum())
+        self.xx += gram
+        self.sum_x += sums[:, 0]
+        self.xy += sums[:, 1:]
+        self.sum_y += weighted_y.sum(axis=0)
+        self.yy += weighted_y.T @ y
+
+    def fold(self, scaled_sums: np.ndarray) -> None:
         """Take up the part between units of units that will not grow any more."""
-        scaled = sums / np.sqrt(unit_weights)[:, None]
-        self.between += scaled.T @ scaled
+        self.between += scaled_sums.T @ scaled_sums
 
     def moved(self, target: "_Totals", open_units: "_OpenUnits") -> tuple["_Totals", "_OpenUnits"]:
         """The same totals and open units about the shift of another accumulator."""
@@ -396,15 +379,6 @@ class _Totals:
             yy=move(self.yy, self.sum_y, self.sum_y, step_y, step_y, n),
         )
         return totals, units
-
-    def _check_finite(self) -> None:
-        """Refuse rows whose squares are not finite; cheaper than a look at each number."""
-        finite = np.isfinite(np.diagonal(self.xx))
-        if not finite.all():
-            raise ValueError(
-                "x must be finite, got NaN, infinity or a value too large to be squared in column "
-                f"{int(np.argmin(finite))}: remove or impute such rows"
-            )
 
 
 class _OpenUnits:
@@ -462,13 +436,17 @@ class _OpenUnits:
         """Move the shift about which sums are taken."""
         self._sums[: self.size] += self.weight[:, None] * step
 
-    def drop_oldest(self, keep: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Close all but those touched last; returns the keys, weights and sums of the closed."""
+    def scaled_sums(self, which: Any) -> np.ndarray:
+        """Sums divided by the roots of the weights."""
+        return self.sums[which] / np.sqrt(self.weight[which])[:, None]
+
+    def drop_oldest(self, keep: int) -> tuple[np.ndarray, np.ndarray]:
+        """Close all but those touched last; returns keys and scaled sums of the closed."""
         touched = self._touched[: self.size]
         stay = touched == self.FOR_GOOD
         passing = np.flatnonzero(~stay)
         stay[passing[np.argsort(touched[passing])[-keep:]]] = True
-        dropped = self.keys[~stay], self.weight[~stay], self.sums[~stay]
+        dropped = self.keys[~stay], self.scaled_sums(~stay)
         left = int(stay.sum())
         for name in self.FIELDS:
             buffer = getattr(self, name)
@@ -544,10 +522,11 @@ def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
     runs = np.concatenate([[0], np.flatnonzero(changes) + 1])
     keys = _fingerprints(y[runs] if unit_ids is None else unit_ids[runs])
     lengths = np.diff(runs, append=n)
-    unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    if unique.size == keys.size:
+    in_order = np.sort(keys)
+    if (in_order[1:] != in_order[:-1]).all():
         order, starts, heads = None, np.append(runs, n), runs
     else:
+        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         appearance = np.argsort(first)
         rank = np.empty_like(appearance)
         rank[appearance] = np.arange(rank.size)
@@ -610,6 +589,90 @@ def _mix(words: np.ndarray) -> np.ndarray:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def _add_up(
+    blank: _Totals, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
+) -> tuple[_Totals, np.ndarray, np.ndarray]:
+    """Totals of rows; returns also weights and sums of the units to keep, the others are folded.
+
+    Blocks of rows are shared out among threads, each of which multiplies matrices by itself:
+    adding up rows and multiplying them then both use all cores.
+    """
+    blocks = list(_blocks(rows.starts))
+
+    def work(share: list[tuple[int, int]]) -> tuple[_Totals, list[np.ndarray]]:
+        totals, kept = blank.copy(), []
+        for first, last in share:
+            scaled_sums = _add_block(totals, x, rows, weights, first, last)
+            inside = keep[first:last]
+            kept.append(scaled_sums[inside])
+            totals.fold(scaled_sums[~inside] if inside.any() else scaled_sums)
+        return totals, kept
+
+    results = _in_threads(work, blocks)
+    weight = _unit_weights(rows, weights)[keep]
+    kept = np.concatenate([part for _, parts in results for part in parts])
+    kept *= np.sqrt(weight)[:, None]
+    return reduce(_Totals.plus, (totals for totals, _ in results)), weight, kept
+
+
+def _add_block(
+    totals: _Totals,
+    x: np.ndarray,
+    rows: UnitRows,
+    weights: np.ndarray | None,
+    first: int,
+    last: int,
+) -> np.ndarray:
+    """Add the rows of some units to totals; returns the scaled sums of the units."""
+    start, stop = rows.starts[first], rows.starts[last]
+    picked = slice(start, stop) if rows.order is None else rows.order[start:stop]
+    z = np.ascontiguousarray(x[picked], np.float64)
+    if totals.shift_x.any():
+        z = z - totals.shift_x
+    borders = rows.starts[first : last + 1] - start
+    row_weights = np.ones(stop - start) if weights is None else weights[picked]
+    weight = np.add.reduceat(row_weights, borders[:-1])
+    weighted = z if weights is None else z * np.sqrt(row_weights)[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gram = weighted.T @ weighted
+    _check_finite(np.diagonal(gram))
+    # One sparse product adds up all units of the block, whatever their sizes.
+    scaled = row_weights / np.repeat(np.sqrt(weight), np.diff(borders))
+    unit = csr_matrix((scaled, np.arange(stop - start), borders), (last - first, stop - start))
+    scaled_sums = unit @ z
+    totals.add_units(gram, scaled_sums, weight, rows.y[first:last] - totals.shift_y)
+    return scaled_sums
+
+
+def _in_threads(work: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:
+    """Results of work on consecutive shares of the items, one for each thread of BLAS."""
+    if len(items) < 2:
+        return [work(items)]
+    blas = ThreadpoolController().select(user_api="blas")
+    workers = min(max((pool["num_threads"] for pool in blas.info()), default=1), len(items))
+    borders = np.linspace(0, len(items), workers + 1).astype(int)
+    shares = [items[a:b] for a, b in pairwise(borders)]
+    with blas.limit(limits=1), ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, shares))
+
+
+def _unit_weights(rows: UnitRows, weights: np.ndarray | None) -> np.ndarray:
+    if weights is None:
+        return np.diff(rows.starts).astype(np.float64)
+    ordered = weights if rows.order is None else weights[rows.order]
+    return np.add.reduceat(ordered, rows.starts[:-1])
+
+
+def _check_finite(squares: np.ndarray) -> None:
+    """Refuse rows whose squares are not finite; cheaper than a look at each number."""
+    finite = np.isfinite(squares)
+    if not finite.all():
+        raise ValueError(
+            "x must be finite, got NaN, infinity or a value too large to be squared in column "
+            f"{int(np.argmin(finite))}: remove or impute such rows"
+        )
 
 
 def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
