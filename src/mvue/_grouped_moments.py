@@ -14,10 +14,10 @@ All sums are float64. They are taken about a fixed shift near the mean, so that 
 x or y costs no precision.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ BLOCK_ROWS = 5120
 SHIFT_SAMPLE = 1024
 SHIFT_FROM = 3.0
 """An offset of fewer standard deviations than this costs no digits worth a copy of the data."""
-OPEN_BYTES = 2**23
+OPEN_BYTES = 2**22
 """Memory for the sums of open units where their number is not given."""
 
 
@@ -108,7 +108,7 @@ class GroupedMoments:
 
     Args:
         max_open_units: how many units may be open at a time at least; by default as many as
-            fit into 8 MiB.
+            fit into 4 MiB.
     """
 
     def __init__(self, max_open_units: int | None = None) -> None:
@@ -139,8 +139,9 @@ class GroupedMoments:
                 f"grouped by {keyed_by} after one grouped by {self.keyed_by}"
             )
         rows = group_rows(y, unit_ids)
-        self._refuse_folded(rows.keys)
         blank = self._blank_totals(x, y)
+        self._refuse_folded(rows.keys)
+        self.open.check_same_y(rows.keys, rows.y)
         capacity = self._capacity(x.shape[1])
         keep = _newest(self.open.find(rows.keys) < 0, capacity)
         keep[0] |= self.open.size == 0
@@ -188,6 +189,7 @@ class GroupedMoments:
         other_keys = np.concatenate([other.folded_keys, other.open.keys])
         merged._refuse_folded(other_keys)
         other._refuse_folded(merged.open.keys)
+        merged.open.check_same_y(other.open.keys, other.open.y)
         merged.keyed_by = self.keyed_by or other.keyed_by
         moved, open_units = other.totals.moved(merged.totals, other.open)
         merged._commit(moved)
@@ -211,7 +213,7 @@ class GroupedMoments:
         if self.totals is None:
             raise ValueError("moments need at least one row, got none: add rows first")
         totals = self.totals.copy()
-        totals.fold(self.open.scaled_sums(slice(None)))
+        totals.between += _gram(self.open.scaled_sums(slice(None)))
         n = totals.weight
         mean_product = np.outer(totals.sum_x, totals.sum_x) / n
         return MomentSummary(
@@ -274,7 +276,7 @@ class GroupedMoments:
             return
         keys, scaled_sums = self.open.drop_oldest(capacity)
         assert self.totals is not None
-        self.totals.fold(scaled_sums)
+        self.totals.between += _gram(scaled_sums)
         self._mark_folded(keys)
 
 
@@ -408,6 +410,10 @@ class _OpenUnits:
     def sums(self) -> np.ndarray:
         return self._sums[: self.size]
 
+    @property
+    def y(self) -> np.ndarray:
+        return self._y[: self.size]
+
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key, or -1."""
         if not self.size:
@@ -415,6 +421,18 @@ class _OpenUnits:
         order = np.argsort(self.keys)
         place = order[np.minimum(np.searchsorted(self.keys, keys, sorter=order), self.size - 1)]
         return np.where(self.keys[place] == keys, place, -1)
+
+    def check_same_y(self, keys: np.ndarray, y: np.ndarray) -> None:
+        """Refuse units that are open with another y."""
+        if not self.size:
+            return
+        place = self.find(keys)
+        old = place >= 0
+        if (self._y[place[old]] != y[old]).any():
+            raise ValueError(
+                "y must be the same in all rows of a unit, got a unit whose y differs between two "
+                "pieces of the data: give rows with different y different unit_ids"
+            )
 
     def join(self, keys: np.ndarray, weight: np.ndarray, sums: np.ndarray, y: np.ndarray) -> None:
         """Add to the units that are open already, and open the others."""
@@ -479,11 +497,6 @@ class _OpenUnits:
         place = self.find(keys)
         old = place >= 0
         into = place[old]
-        if (self._y[into] != y[old]).any():
-            raise ValueError(
-                "y must be the same in all rows of a unit, got a unit whose y differs between two "
-                "pieces of the data: give rows with different y different unit_ids"
-            )
         self._weight[into] += weight[old]
         self._sums[into] += sums[old]
         self._touched[into] = np.maximum(self._touched[into], touched[old])
@@ -599,22 +612,25 @@ def _add_up(
     Blocks of rows are shared out among threads, each of which multiplies matrices by itself:
     adding up rows and multiplying them then both use all cores.
     """
-    blocks = list(_blocks(rows.starts))
+    weight = _unit_weights(rows, weights)
+    place = np.concatenate([[0], np.cumsum(keep)])
+    kept = np.empty((place[-1], x.shape[1]))
 
-    def work(share: list[tuple[int, int]]) -> tuple[_Totals, list[np.ndarray]]:
-        totals, kept = blank.copy(), []
+    def work(share: list[tuple[int, int]]) -> _Totals:
+        totals = blank.copy()
         for first, last in share:
             scaled_sums = _add_block(totals, x, rows, weights, first, last)
             inside = keep[first:last]
-            kept.append(scaled_sums[inside])
-            totals.fold(scaled_sums[~inside] if inside.any() else scaled_sums)
-        return totals, kept
+            if not inside.all():
+                totals.fold(scaled_sums[~inside] if inside.any() else scaled_sums)
+            if inside.any():
+                root = np.sqrt(weight[first:last])[inside, None]
+                into = kept[place[first] : place[last]]
+                np.multiply(scaled_sums if inside.all() else scaled_sums[inside], root, out=into)
+        return totals
 
-    results = _in_threads(work, blocks)
-    weight = _unit_weights(rows, weights)[keep]
-    kept = np.concatenate([part for _, parts in results for part in parts])
-    kept *= np.sqrt(weight)[:, None]
-    return reduce(_Totals.plus, (totals for totals, _ in results)), weight, kept
+    parts = _in_threads(work, list(_blocks(rows.starts)))
+    return functools.reduce(_Totals.plus, parts), weight[keep], kept
 
 
 def _add_block(
@@ -648,14 +664,29 @@ def _add_block(
 
 def _in_threads(work: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:
     """Results of work on consecutive shares of the items, one for each thread of BLAS."""
-    if len(items) < 2:
-        return [work(items)]
-    blas = ThreadpoolController().select(user_api="blas")
+    blas = _blas()
     workers = min(max((pool["num_threads"] for pool in blas.info()), default=1), len(items))
+    if workers < 2:
+        return [work(items)]
     borders = np.linspace(0, len(items), workers + 1).astype(int)
     shares = [items[a:b] for a, b in pairwise(borders)]
     with blas.limit(limits=1), ThreadPoolExecutor(workers) as pool:
         return list(pool.map(work, shares))
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _gram(rows: np.ndarray) -> np.ndarray:
+    """rowsᵀ rows, in pieces that threads can share."""
+    pieces = [rows[i : i + BLOCK_ROWS // 4] for i in range(0, max(len(rows), 1), BLOCK_ROWS // 4)]
+    return functools.reduce(np.add, _in_threads(_sum_of_grams, pieces))
+
+
+def _sum_of_grams(pieces: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.add, (piece.T @ piece for piece in pieces))
 
 
 def _unit_weights(rows: UnitRows, weights: np.ndarray | None) -> np.ndarray:

@@ -91,19 +91,20 @@ def fit_moments(
         fit_intercept: estimate an intercept; otherwise it is zero.
         ridge: as in `noise_spectrum`.
         resolution: as in `spectrum_of`.
-        stacklevel: of the warnings.
+        stacklevel: of the warnings, 2 for the caller.
     """
     check_units(moments)
     spectrum = spectrum_of(moments, centre=fit_intercept, ridge=ridge, resolution=resolution)
     if bias_weight > 0:
-        warn_no_repeats(moments, stacklevel + 1)
+        warn_no_repeats(moments, stacklevel)
     altered = spectrum.count_altered(bias_weight)
     if altered:
         warnings.warn(
             f"{altered} of {spectrum.noise_share.size} directions of x carry no signal that "
             f"{moments.units:,} units can tell from zero (share of signal below "
-            f"{spectrum.resolution:.2g}): bias_weight={bias_weight:g} is lowered there; measure "
-            "more units, use fewer features or a smaller bias_weight to be rid of them",
+            f"{spectrum.resolution:.2g}): bias is corrected there less than "
+            f"bias_weight={bias_weight:g} asks; measure more units, or use fewer features or a "
+            "smaller bias_weight",
             UnresolvedSignalWarning,
             stacklevel=stacklevel,
         )
@@ -134,7 +135,7 @@ def check_units(moments: MomentSummary) -> None:
 
 
 def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
-    """Say what a fit without repeats amounts to."""
+    """Say what a fit without repeats amounts to; a stacklevel of 1 is the caller."""
     if moments.repeats == 0:
         warnings.warn(
             f"no unknown was measured twice: all {moments.units:,} units have one row, so the "

@@ -150,7 +150,7 @@ class LinearBCE(_LinearRegressor):
         resolution: the share of signal in a direction of x below which it counts as none;
             ``"auto"`` is what noise alone may show in a sample of this size.
         max_open_units: how many units `partial_fit` and `merge` keep at hand because more of
-            their rows may come; by default as many as fit into 8 MiB, at least. Of the others
+            their rows may come; by default as many as fit into 4 MiB, at least. Of the others
             eight bytes remain, and rows that come too late are an error.
 
     Attributes:
@@ -199,7 +199,7 @@ class LinearBCE(_LinearRegressor):
         """
         sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
         self._accumulate(GroupedMoments(self.max_open_units), sample)
-        self._solve(stacklevel=4)
+        self._solve(stacklevel=5)
         return self
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -352,7 +352,7 @@ class LinearBCECV(_LinearRegressor):
             ridge=self.regularization,
             resolution=_resolution(self.resolution),
         )
-        warn_no_repeats(moments, stacklevel=2)
+        warn_no_repeats(moments, stacklevel=3)
         chosen = self._choose(self.path_)
         self.bias_weight_ = float(bias_weights[chosen])
         self._chosen = chosen
