@@ -288,6 +288,13 @@ def test_more_features_than_units(seed):
     assert np.abs(model.predict(x)).max() < 3 * largest
 
 
+def test_choice_of_an_unresolved_bias_weight_is_a_warning(seed):
+    x, y, _ = grouped(seed, units=20, p=30, d=1)
+    with pytest.warns(mvue.UnresolvedSignalWarning, match="bias_weight=inf asks") as caught:
+        LinearBCECV([math.inf]).fit(x, y)
+    assert caught[0].filename == __file__
+
+
 def test_warning_of_a_late_solution_points_to_the_caller(seed):
     x, y, _ = grouped(seed, units=20, p=30, d=1)
     model = LinearBCE(math.inf).partial_fit(x, y)
@@ -406,7 +413,11 @@ X, Y, UNIT = grouped(0)
         (LinearBCE(), {"unit_ids": UNIT[:9]}, "inconsistent numbers of samples"),
         (LinearBCE(), {"unit_ids": UNIT // 2}, "y must be the same in all rows of a unit"),
         (LinearBCE(), {"unit_ids": np.where(UNIT == 3, np.nan, UNIT)}, "unit_ids must be finite"),
-        (LinearBCE(), {"sample_weight": -np.ones(240)}, "Negative values"),
+        (
+            LinearBCE(),
+            {"sample_weight": -np.ones(240)},
+            "must not be negative, got -1",
+        ),
         (LinearBCE(), {"sample_weight": np.full(240, 1e-3)}, "rescale it to a mean of 1"),
         (LinearBCECV([]), {}, "bias_weights must be a list of numbers"),
         (LinearBCECV([1.0, -1.0]), {}, "bias_weights must be a list of numbers"),

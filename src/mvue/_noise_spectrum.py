@@ -97,17 +97,7 @@ def fit_moments(
     spectrum = spectrum_of(moments, centre=fit_intercept, ridge=ridge, resolution=resolution)
     if bias_weight > 0:
         warn_no_repeats(moments, stacklevel)
-    altered = spectrum.count_altered(bias_weight)
-    if altered:
-        warnings.warn(
-            f"{altered} of {spectrum.noise_share.size} directions of x carry no signal that "
-            f"{moments.units:,} units can tell from zero (share of signal below "
-            f"{spectrum.resolution:.2g}): bias is corrected there less than "
-            f"bias_weight={bias_weight:g} asks; measure more units, or use fewer features or a "
-            "smaller bias_weight",
-            UnresolvedSignalWarning,
-            stacklevel=stacklevel,
-        )
+    warn_unresolved(moments, spectrum.count_altered(bias_weight), bias_weight, stacklevel)
     coefficients = spectrum.coefficients(bias_weight)
     return LinearFit(coefficients, intercept(moments, coefficients, fit_intercept), spectrum)
 
@@ -142,6 +132,21 @@ def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
             "noise cannot be seen and counts as zero, and the estimator is ordinary least squares "
             "whatever the bias weight; give rows of the same unknown equal y or equal unit_ids",
             NoRepeatsWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def warn_unresolved(
+    moments: MomentSummary, altered: int, bias_weight: float, stacklevel: int
+) -> None:
+    """Say in how many directions a bias weight is not as asked; a stacklevel of 1 is the caller."""
+    if altered:
+        warnings.warn(
+            f"{altered} of {moments.mean_x.size} directions of x carry no signal that "
+            f"{moments.units:,} units can tell from zero: bias is corrected there less than "
+            f"bias_weight={bias_weight:g} asks; measure more units, or use fewer features or a "
+            "smaller bias_weight",
+            UnresolvedSignalWarning,
             stacklevel=stacklevel + 1,
         )
 

@@ -22,7 +22,7 @@ except ImportError as error:
 from ._grouped_moments import GroupedMoments, MomentSummary, group_rows
 from ._linear_path import LinearBCEPath as LinearBCEPath
 from ._linear_path import Split, deal_units, default_bias_weights, path_of_splits, split_rows
-from ._noise_spectrum import LinearFit, fit_moments, warn_no_repeats
+from ._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
 from ._types import BiasToleranceWarning
 
 __all__ = ["LinearBCE", "LinearBCECV", "LinearBCEPath", "linear_bce_path"]
@@ -94,7 +94,12 @@ class _LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             check_consistent_length(X, unit_ids)
         if sample_weight is None:
             return _Sample(X, y, unit_ids, None, np.ones(len(y), bool))
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weights < 0).any():
+            raise ValueError(
+                f"sample_weight must not be negative, got {weights.min():g}: leave rows out by a "
+                "weight of 0"
+            )
         present = weights > 0
         if not present.all():  # a weight of zero is the same as no row
             X, y, weights = X[present], y[present], weights[present]
@@ -355,6 +360,7 @@ class LinearBCECV(_LinearRegressor):
         warn_no_repeats(moments, stacklevel=3)
         chosen = self._choose(self.path_)
         self.bias_weight_ = float(bias_weights[chosen])
+        warn_unresolved(moments, int(self.path_.altered[chosen]), self.bias_weight_, stacklevel=3)
         self._chosen = chosen
         return self
 
