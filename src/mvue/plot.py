@@ -60,7 +60,7 @@ def plot_linear_path(path: LinearBCEPath) -> Figure:
     for i, (name, values, errors) in enumerate(series):
         draw_series(ax, place, np.where(values > 0, values, np.nan), errors, name, i)
     ax.set_xscale("log")
-    ax.set_yscale("log", nonpositive="mask")
+    ax.set_yscale("log")
     decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.floor(np.log10(high)) + 1)
     ticks = {low / 5: "0\nLMMSE"} | {t: f"{t:g}" for t in decades} | {high * 5: "∞\nWLS"}
     ax.set_xticks(list(ticks), list(ticks.values()))
