@@ -3,6 +3,10 @@
 from ._assess import assess as assess
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
+from ._linear import LinearEstimator as LinearEstimator
+from ._linear import linear_bce as linear_bce
+from ._linear import lmmse as lmmse
+from ._linear import wls as wls
 from ._losses import bce_loss as bce_loss
 from ._losses import bias_reduced_loss as bias_reduced_loss
 from ._losses import effective_bias_weight as effective_bias_weight
@@ -27,8 +31,11 @@ from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
 from ._train import fit as fit
+from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import CheckpointError as CheckpointError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import NonFiniteWarning as NonFiniteWarning
+from ._types import NoRepeatsWarning as NoRepeatsWarning
 from ._types import SimulatorError as SimulatorError
+from ._types import UnresolvedSignalWarning as UnresolvedSignalWarning
 from ._version import __version__ as __version__

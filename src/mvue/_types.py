@@ -35,3 +35,15 @@ class ExtrapolationWarning(UserWarning):
 
 class NonFiniteWarning(UserWarning):
     """Some simulations or estimates were not finite and were left out."""
+
+
+class NoRepeatsWarning(UserWarning):
+    """No unknown was measured twice, so that noise and signal cannot be told apart."""
+
+
+class UnresolvedSignalWarning(UserWarning):
+    """Some directions of x carry too little signal for the bias weight that was asked for."""
+
+
+class BiasToleranceWarning(UserWarning):
+    """No bias weight brings the bias below the tolerance that was asked for."""

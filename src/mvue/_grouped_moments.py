@@ -1,0 +1,763 @@
+"""First and second moments of rows that are grouped into units, added up in pieces.
+
+A unit is one value of the unknown; its rows are repeated measurements of it. Linear estimators
+need the scatter of all rows and the part of it that lies between units. The part between units
+is made of one sum per unit, so a unit whose rows arrive in several pieces must keep its sum until
+the last of them is there. Units that may still grow are *open*. Their number is limited: the
+units that were touched longest ago are folded into the totals, and only a 64-bit fingerprint of
+each remains, so that a row that comes too late is an error and never a silently split unit. Rows
+of one unit that follow one another, across the borders of pieces too, are never too late. The
+first unit of every accumulator stays open for good, because it may be continued by the last unit
+of another one with which it is merged.
+
+All sums are float64. They are taken about a fixed shift near the mean, so that a large offset in
+x or y costs no precision.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from threadpoolctl import ThreadpoolController
+
+BLOCK_ROWS = 5120
+SHIFT_SAMPLE = 1024
+SHIFT_FROM = 3.0
+"""An offset of fewer standard deviations than this costs no digits worth a copy of the data."""
+OPEN_BYTES = 2**22
+"""Memory for the sums of open units where their number is not given."""
+
+
+class MomentSummary(NamedTuple):
+    """Moments of grouped rows about their means: all that a linear fit needs."""
+
+    weight: float
+    """Number of rows, or the sum of their weights."""
+    units: int
+    mean_x: np.ndarray  # (p,)
+    mean_y: np.ndarray  # (d,)
+    scatter_xx: np.ndarray  # (p, p), sums of products of deviations from the mean
+    between_xx: np.ndarray  # (p, p), the same with every row replaced by the mean of its unit
+    scatter_xy: np.ndarray  # (p, d)
+    scatter_yy: np.ndarray  # (d, d)
+
+    @property
+    def repeats(self) -> float:
+        """Rows beyond the first of each unit: the degrees of freedom of the noise."""
+        return max(self.weight - self.units, 0.0)
+
+    @property
+    def noise_covariance(self) -> np.ndarray:
+        """W, the pooled covariance of x within units, without bias; zero without repeats."""
+        if self.repeats == 0:
+            return np.zeros_like(self.scatter_xx)
+        return (self.scatter_xx - self.between_xx) / self.repeats
+
+    def second_moments(self, *, centre: bool) -> tuple[np.ndarray, np.ndarray]:
+        """S = E[x xᵀ] and C = E[y xᵀ], about the means or about zero."""
+        second, cross = self.scatter_xx / self.weight, self.scatter_xy.T / self.weight
+        if centre:
+            return second, cross
+        return (
+            second + np.outer(self.mean_x, self.mean_x),
+            cross + np.outer(self.mean_y, self.mean_x),
+        )
+
+    def merge(self, other: "MomentSummary") -> "MomentSummary":
+        """Moments of both sets of rows together; they must have no unit in common."""
+        weight = self.weight + other.weight
+        share, product = other.weight / weight, self.weight * other.weight / weight
+        step_x, step_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
+        between_means = product * np.outer(step_x, step_x)
+        return MomentSummary(
+            weight,
+            self.units + other.units,
+            self.mean_x + share * step_x,
+            self.mean_y + share * step_y,
+            self.scatter_xx + other.scatter_xx + between_means,
+            self.between_xx + other.between_xx + between_means,
+            self.scatter_xy + other.scatter_xy + product * np.outer(step_x, step_y),
+            self.scatter_yy + other.scatter_yy + product * np.outer(step_y, step_y),
+        )
+
+
+class UnitRows(NamedTuple):
+    """Which rows belong to which unit; rows are in the order of units once `order` is applied."""
+
+    order: np.ndarray | None  # (n,), or None where the rows of each unit are consecutive
+    starts: np.ndarray  # (units + 1,)
+    keys: np.ndarray  # (units,), fingerprints
+    y: np.ndarray  # (units, d)
+
+    def take(self, units: np.ndarray) -> "UnitRows":
+        """The rows of some of the units."""
+        sizes = np.diff(self.starts)[units]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[units] - starts[:-1], sizes)
+        order = places if self.order is None else self.order[places]
+        return UnitRows(order, starts, self.keys[units], self.y[units])
+
+
+class GroupedMoments:
+    """An accumulator of grouped rows: add pieces, merge accumulators, read a `MomentSummary`.
+
+    Args:
+        max_open_units: how many units may be open at a time at least; by default as many as
+            fit into 4 MiB.
+    """
+
+    def __init__(self, max_open_units: int | None = None) -> None:
+        self.max_open_units = max_open_units
+        self.keyed_by: str | None = None
+        self.totals: _Totals | None = None
+        self.open = _OpenUnits()
+        self.folded_keys = np.empty(0, np.uint64)
+        self.folded_units = 0
+
+    def add(
+        self, x: Any, y: Any, *, unit_ids: Any = None, weights: np.ndarray | None = None
+    ) -> None:
+        """Add rows in any order; rows of one unit may be spread over several calls.
+
+        Args:
+            x: shape (n, p), float32 or float64.
+            y: shape (n, d), the same for all rows of a unit.
+            unit_ids: one integer or string for each row; by default rows with exactly equal y
+                are one unit.
+            weights: positive weight of each row; a weight of 2 is the same as the row twice.
+        """
+        x, y = np.asarray(x), np.asarray(y, np.float64)
+        keyed_by = "equal rows of y" if unit_ids is None else "unit_ids"
+        if self.keyed_by not in (None, keyed_by):
+            raise ValueError(
+                f"unit_ids must be given with every piece of the data or with none, got a piece "
+                f"grouped by {keyed_by} after one grouped by {self.keyed_by}"
+            )
+        rows = group_rows(y, unit_ids)
+        blank = self._blank_totals(x, y)
+        self._refuse_folded(rows.keys)
+        self.open.check_same_y(rows.keys, rows.y)
+        capacity = self._capacity(x.shape[1])
+        keep = _newest(~self.open.knows(rows.keys), capacity)
+        if not self.open.blocks:
+            self.open.pin(rows.keys[:1])
+            keep[0] = True
+        totals, weight, scaled_sums = _add_up(blank, x, rows, weights, keep)
+
+        self.keyed_by = keyed_by
+        self._commit(totals)
+        self._mark_folded(rows.keys[~keep])
+        place = np.arange(weight.size)
+        self.open.push(_Block(rows.keys[keep], weight, rows.y[keep], place, scaled_sums))
+        self._fold_oldest(capacity)
+
+    def add_units(self, x: Any, y: Any) -> None:
+        """Add units that are complete and never come back; nothing is kept of each.
+
+        Args:
+            x: shape (N, M, p), M measurements of each of N unknowns.
+            y: shape (N, d).
+        """
+        x, y = np.asarray(x), np.asarray(y, np.float64)
+        n, replicates, p = x.shape
+        starts = np.arange(0, n * replicates + 1, replicates)
+        rows = UnitRows(None, starts, np.empty(0, np.uint64), y)
+        self.add_grouped(x.reshape(n * replicates, p), rows)
+
+    def add_grouped(self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None = None) -> None:
+        """Add rows of complete units that were grouped before; nothing is kept of each unit."""
+        keep = np.zeros(len(rows.y), bool)
+        totals, _, _ = _add_up(self._blank_totals(x, rows.y), x, rows, weights, keep)
+        self._commit(totals)
+        self.folded_units += len(rows.y)
+
+    def merge(self, other: "GroupedMoments") -> "GroupedMoments":
+        """A new accumulator of the rows of both; units that both have seen become one."""
+        merged = self.copy()
+        if other.totals is None:
+            return merged
+        if merged.totals is None:
+            return other.copy()
+        _check_same_shape(merged.totals, other.totals)
+        if None not in (self.keyed_by, other.keyed_by) and self.keyed_by != other.keyed_by:
+            raise ValueError(
+                f"accumulators must group rows alike to be merged, got {self.keyed_by} and "
+                f"{other.keyed_by}"
+            )
+        other_keys = np.concatenate([other.folded_keys, other.open.keys])
+        merged._refuse_folded(other_keys)
+        other._refuse_folded(merged.open.keys)
+        for block in other.open.blocks:
+            merged.open.check_same_y(block.keys, block.y)
+        merged.keyed_by = self.keyed_by or other.keyed_by
+        merged.open.pin(np.concatenate([self.open.last(), other.open.last(), other.open.pinned]))
+        merged._commit(other.totals.moved(merged.totals, *other.open.total()))
+        merged._mark_folded(other.folded_keys)
+        merged.folded_units += other.folded_units - other.folded_keys.size
+        for block in other.open.moved(other.totals.shift_x - merged.totals.shift_x).blocks:
+            merged.open.push(block)
+        merged._fold_oldest(merged._capacity(merged.totals.shift_x.size))
+        return merged
+
+    def copy(self) -> "GroupedMoments":
+        """An accumulator that can grow without changing this one."""
+        twin = GroupedMoments(self.max_open_units)
+        twin.keyed_by = self.keyed_by
+        twin.totals = self.totals and self.totals.copy()
+        twin.open = self.open.copy()
+        twin.folded_keys, twin.folded_units = self.folded_keys, self.folded_units
+        return twin
+
+    def summary(self) -> MomentSummary:
+        """The moments of all rows so far."""
+        if self.totals is None:
+            raise ValueError("moments need at least one row, got none: add rows first")
+        totals = self.totals.copy()
+        for block in self.open.blocks:
+            totals.between += _gram(block.scaled_sums)
+        n = totals.weight
+        mean_product = np.outer(totals.sum_x, totals.sum_x) / n
+        return MomentSummary(
+            n,
+            self.folded_units + self.open.size,
+            totals.shift_x + totals.sum_x / n,
+            totals.shift_y + totals.sum_y / n,
+            totals.xx - mean_product,
+            totals.between - mean_product,
+            totals.xy - np.outer(totals.sum_x, totals.sum_y) / n,
+            totals.yy - np.outer(totals.sum_y, totals.sum_y) / n,
+        )
+
+    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> "_Totals":
+        if self.totals is None:
+            return _Totals.about(_shift(x), _shift(y))
+        blank = _Totals.about(self.totals.shift_x, self.totals.shift_y)
+        for name, array, shift in (("x", x, blank.shift_x), ("y", y, blank.shift_y)):
+            if array.shape[1] != shift.size:
+                raise ValueError(
+                    f"{name} must have {shift.size} columns as in the pieces before, got "
+                    f"{array.shape[1]}"
+                )
+        return blank
+
+    def _commit(self, totals: "_Totals") -> None:
+        # A piece is added up apart and joined here, so that a refused piece leaves no trace.
+        self.totals = totals if self.totals is None else self.totals.plus(totals)
+
+    def _capacity(self, p: int) -> int:
+        if self.max_open_units is not None:
+            return self.max_open_units
+        return max(OPEN_BYTES // (8 * p), 1)
+
+    def _refuse_folded(self, keys: np.ndarray) -> None:
+        # Sorted keys are looked up in the order of memory, which is several times as fast.
+        late = int(_is_in(np.sort(keys), self.folded_keys).sum())
+        if late:
+            raise ValueError(
+                f"rows of one unit must arrive while the unit is open, got rows of {late} units "
+                "that were folded away because many others came in between: sort the rows by "
+                "unit, or raise max_open_units"
+            )
+
+    def _mark_folded(self, keys: np.ndarray) -> None:
+        if keys.size:
+            self.folded_units += keys.size
+            # A stable sort of two runs, one of them sorted, is nearly a merge.
+            self.folded_keys = np.sort(
+                np.concatenate([self.folded_keys, np.sort(keys)]), kind="stable"
+            )
+
+    def _fold_oldest(self, capacity: int) -> None:
+        assert self.totals is not None
+        for block in self.open.pop_oldest(capacity):
+            self.totals.between += _gram(block.scaled_sums)
+            self._mark_folded(block.keys)
+
+
+class _Totals:
+    """Sums over rows about a shift, and the part between units of those that are folded."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.shift_x: np.ndarray = fields["shift_x"]
+        self.shift_y: np.ndarray = fields["shift_y"]
+        self.weight: float = fields["weight"]
+        self.sum_x: np.ndarray = fields["sum_x"]
+        self.sum_y: np.ndarray = fields["sum_y"]
+        self.xx: np.ndarray = fields["xx"]
+        self.between: np.ndarray = fields["between"]
+        self.xy: np.ndarray = fields["xy"]
+        self.yy: np.ndarray = fields["yy"]
+
+    @classmethod
+    def about(cls, shift_x: np.ndarray, shift_y: np.ndarray) -> "_Totals":
+        p, d = shift_x.size, shift_y.size
+        return cls(
+            shift_x=shift_x,
+            shift_y=shift_y,
+            weight=0.0,
+            sum_x=np.zeros(p),
+            sum_y=np.zeros(d),
+            xx=np.zeros((p, p)),
+            between=np.zeros((p, p)),
+            xy=np.zeros((p, d)),
+            yy=np.zeros((d, d)),
+        )
+
+    def copy(self) -> "_Totals":
+        return _Totals(
+            **{
+                name: value.copy() if isinstance(value, np.ndarray) else value
+                for name, value in vars(self).items()
+            }
+        )
+
+    def plus(self, other: "_Totals") -> "_Totals":
+        """The sum of two totals about the same shift."""
+        shifts = {"shift_x": self.shift_x, "shift_y": self.shift_y}
+        sums = {
+            name: value + getattr(other, name)
+            for name, value in vars(self).items()
+            if name not in shifts
+        }
+        return _Totals(**shifts, **sums)
+
+    def add_units(
+        self, gram: np.ndarray, scaled_sums: np.ndarray, weight: np.ndarray, y: np.ndarray
+    ) -> None:
+        """Take up units with the products of their rows.
+
+        Args:
+            gram: the sum over rows of x xᵀ about the shift, shape (p, p).
+            scaled_sums: the sum over the rows of each unit, divided by the root of its weight.
+            weight: of each unit.
+            y: of each unit, about the shift.
+        """
+        root = np.sqrt(weight)[:, None]
+        weighted_y = weight[:, None] * y
+        sums = scaled_sums.T @ np.hstack([root, root * y])
+        self.weight += float(weight.sum())
+        self.xx += gram
+        self.sum_x += sums[:, 0]
+        self.xy += sums[:, 1:]
+        self.sum_y += weighted_y.sum(axis=0)
+        self.yy += weighted_y.T @ y
+
+    def fold(self, scaled_sums: np.ndarray) -> None:
+        """Take up the part between units of units that will not grow any more."""
+        self.between += scaled_sums.T @ scaled_sums
+
+    def moved(self, target: "_Totals", open_weight: float, open_sum: Any) -> "_Totals":
+        """The same totals about the shift of another accumulator."""
+        step_x, step_y = self.shift_x - target.shift_x, self.shift_y - target.shift_y
+        folded_sum, folded_weight = self.sum_x - open_sum, self.weight - open_weight
+        n = self.weight
+
+        def move(product: Any, sum_a: Any, sum_b: Any, step_a: Any, step_b: Any, n: float) -> Any:
+            return (
+                product
+                + np.outer(sum_a, step_b)
+                + np.outer(step_a, sum_b)
+                + n * np.outer(step_a, step_b)
+            )
+
+        return _Totals(
+            shift_x=target.shift_x,
+            shift_y=target.shift_y,
+            weight=n,
+            sum_x=self.sum_x + n * step_x,
+            sum_y=self.sum_y + n * step_y,
+            xx=move(self.xx, self.sum_x, self.sum_x, step_x, step_x, n),
+            between=move(self.between, folded_sum, folded_sum, step_x, step_x, folded_weight),
+            xy=move(self.xy, self.sum_x, self.sum_y, step_x, step_y, n),
+            yy=move(self.yy, self.sum_y, self.sum_y, step_y, step_y, n),
+        )
+
+
+class _Block(NamedTuple):
+    """Open units whose sums lie together; a unit that leaves is struck out, its sum set to zero."""
+
+    keys: np.ndarray  # (units,)
+    weight: np.ndarray  # (units,)
+    y: np.ndarray  # (units, d)
+    place: np.ndarray  # (units,), rows of scaled_sums
+    scaled_sums: np.ndarray  # (rows, p), sums divided by the roots of weights
+
+    def copy(self) -> "_Block":
+        return _Block(*(array.copy() for array in self))
+
+    def extract(self, which: np.ndarray) -> tuple["_Block", "_Block"]:
+        """Move the chosen units into a block of their own; returns that and what is left."""
+        place = self.place[which]
+        moved = self._replace(place=np.arange(place.size), scaled_sums=self.scaled_sums[place])
+        self.scaled_sums[place] = 0.0
+        keep = ~which
+        left = self._replace(place=self.place[keep])
+        return moved._pick(which), left._pick(keep)
+
+    def _pick(self, which: np.ndarray) -> "_Block":
+        return self._replace(keys=self.keys[which], weight=self.weight[which], y=self.y[which])
+
+
+class _OpenUnits:
+    """Sums of the units that may still grow, in blocks from the one touched first to the last.
+
+    Units that are touched move to the last block, so that whole blocks can be folded.
+    """
+
+    SMALL = 256
+    """Blocks of fewer units are joined, so that tiny pieces do not make thousands of them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+        self.pinned = np.empty(0, np.uint64)
+
+    @property
+    def size(self) -> int:
+        return sum(block.keys.size for block in self.blocks)
+
+    @property
+    def keys(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.uint64), *(block.keys for block in self.blocks)])
+
+    def total(self) -> tuple[float, Any]:
+        """The weight and the sum of all open units."""
+        weight = sum(float(block.weight.sum()) for block in self.blocks)
+        return weight, sum(
+            np.sqrt(block.weight) @ block.scaled_sums[block.place] for block in self.blocks
+        )
+
+    def pin(self, keys: np.ndarray) -> None:
+        """Keep units open for good."""
+        self.pinned = np.union1d(self.pinned, keys)
+
+    def last(self) -> np.ndarray:
+        """The key of the unit touched last, if there is one."""
+        return self.blocks[-1].keys[-1:] if self.blocks else np.empty(0, np.uint64)
+
+    def knows(self, keys: np.ndarray) -> np.ndarray:
+        """Whether each unit is open."""
+        return _is_in(keys, np.sort(self.keys))
+
+    def check_same_y(self, keys: np.ndarray, y: np.ndarray) -> None:
+        """Refuse units that are open with another y."""
+        for block in self.blocks:
+            old, new = _matches(block.keys, keys)
+            if (block.y[old] != y[new]).any():
+                raise ValueError(
+                    "y must be the same in all rows of a unit, got a unit whose y differs between "
+                    "two pieces of the data: give rows with different y different unit_ids"
+                )
+
+    def push(self, new: _Block) -> None:
+        """Open units, together with what is known of them already."""
+        left_over = []
+        for block in self.blocks:
+            old, into = _matches(block.keys, new.keys)
+            if old.any():
+                moved, left = block.extract(old)
+                new = _joined(new, into, moved)
+            else:
+                left = block
+            if left.keys.size:
+                left_over.append(left)
+        if left_over and left_over[-1].keys.size + new.keys.size <= self.SMALL:
+            new = _stacked([left_over.pop(), new])
+        self.blocks = [*left_over, new]
+
+    def pop_oldest(self, keep: int) -> list[_Block]:
+        """Blocks to fold, so that not many more units than wanted stay open."""
+        popped, pinned, size = [], [], self.size
+        while len(self.blocks) > 1 and size - self.blocks[0].keys.size >= keep:
+            block = self.blocks.pop(0)
+            size -= block.keys.size
+            stay = _is_in(block.keys, self.pinned)
+            if stay.any():
+                held, block = block.extract(stay)
+                pinned.append(held)
+            popped.append(block)
+        if pinned:
+            self.blocks.insert(0, _stacked(pinned))
+        return [block for block in popped if block.keys.size]
+
+    def moved(self, step: np.ndarray) -> "_OpenUnits":
+        """The same units with sums about a shift that lies a step below."""
+        twin = self.copy()
+        for block in twin.blocks:
+            block.scaled_sums[block.place] += np.sqrt(block.weight)[:, None] * step
+        return twin
+
+    def copy(self) -> "_OpenUnits":
+        twin = _OpenUnits()
+        twin.blocks = [block.copy() for block in self.blocks]
+        twin.pinned = self.pinned
+        return twin
+
+
+def _stacked(blocks: list[_Block]) -> _Block:
+    sums = [block.scaled_sums[block.place] for block in blocks]
+    keys, weight, y = (
+        np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("keys", "weight", "y")
+    )
+    return _Block(keys, weight, y, np.arange(keys.size), np.concatenate(sums))
+
+
+def _joined(new: _Block, into: np.ndarray, old: _Block) -> _Block:
+    """The new block with older sums of some of its units added."""
+    weight = new.weight.copy()
+    weight[into] += old.weight
+    place = new.place[into]
+    share_new, share_old = (
+        np.sqrt(w / weight[into])[:, None] for w in (new.weight[into], old.weight)
+    )
+    new.scaled_sums[place] *= share_new
+    new.scaled_sums[place] += share_old * old.scaled_sums
+    return new._replace(weight=weight)
+
+
+def _matches(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of a are in b, and where in b each of these is."""
+    order = np.argsort(b)
+    place = np.minimum(np.searchsorted(b, a, sorter=order), b.size - 1)
+    found = b[order[place]] == a
+    return found, order[place[found]]
+
+
+def _is_in(keys: np.ndarray, in_order: np.ndarray) -> np.ndarray:
+    if not in_order.size:
+        return np.zeros(keys.size, bool)
+    return in_order[np.minimum(np.searchsorted(in_order, keys), in_order.size - 1)] == keys
+
+
+def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
+    """Which rows are repeats of one unknown.
+
+    Args:
+        y: shape (n, d), float64.
+        unit_ids: one integer or string for each row; by default rows with exactly equal y are
+            one unit.
+    """
+    n = y.shape[0]
+    if unit_ids is None:
+        changes = (y[1:] != y[:-1]).any(axis=1)
+    else:
+        unit_ids = _canonical_ids(unit_ids, n)
+        changes = unit_ids[1:] != unit_ids[:-1]
+    runs = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    keys = _fingerprints(y[runs] if unit_ids is None else unit_ids[runs])
+    lengths = np.diff(runs, append=n)
+    in_order = np.sort(keys)
+    if (in_order[1:] != in_order[:-1]).all():
+        order, starts, heads = None, np.append(runs, n), runs
+    else:
+        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        appearance = np.argsort(first)
+        rank = np.empty_like(appearance)
+        rank[appearance] = np.arange(rank.size)
+        unit_of_row = np.repeat(rank[inverse], lengths)
+        order = np.argsort(unit_of_row, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))])
+        heads = runs[first[appearance]]
+        keys = unique[appearance]
+    sizes = np.diff(starts)
+    if unit_ids is not None or order is not None:
+        ordered = y if order is None else y[order]
+        differing = (ordered != np.repeat(y[heads], sizes, axis=0)).any(axis=1).sum()
+        if differing:
+            raise ValueError(
+                f"y must be the same in all rows of a unit, got {differing} rows whose y differs "
+                "from that of the first row of their unit: give them unit_ids of their own"
+            )
+    return UnitRows(order, starts, keys, y[heads])
+
+
+def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
+    ids = np.asarray(unit_ids)
+    if ids.shape != (n,):
+        raise ValueError(f"unit_ids must have one entry per row, shape ({n},), got {ids.shape}")
+    if ids.dtype.kind == "O":
+        ids = np.asarray(ids.tolist())
+    if ids.dtype.kind == "f":
+        if not np.isfinite(ids).all():
+            raise ValueError("unit_ids must be finite, got NaN or infinity: give every row a unit")
+        # 3 and 3.0 are one unit, whichever way a piece of the data was read.
+        return ids.astype(np.int64) if (ids == np.rint(ids)).all() else ids.astype(np.float64)
+    if ids.dtype.kind in "bui":
+        return ids.astype(np.int64)
+    if ids.dtype.kind in "mM":
+        return ids.view(np.int64)
+    if ids.dtype.kind in "US":
+        return ids
+    raise ValueError(f"unit_ids must be integers or strings, got an array of {ids.dtype}")
+
+
+def _fingerprints(values: np.ndarray) -> np.ndarray:
+    """64 bits for each row; equal rows have equal ones in every process.
+
+    One number is mixed one-to-one, so only rows of several numbers and strings can collide, for
+    a million units with a chance of about 3e-8, and a collision is an error: y would differ.
+    """
+    if values.dtype.kind in "US":
+        digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values]
+        return np.frombuffer(b"".join(digests), np.uint64).copy()
+    words = np.ascontiguousarray(values.reshape(len(values), -1) + 0).view(np.uint64)
+    mixed = np.zeros(len(values), np.uint64)
+    for word in words.T:
+        mixed = _mix(mixed ^ word)
+    return mixed
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64, a permutation of the 64-bit words."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _add_up(
+    blank: _Totals, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
+) -> tuple[_Totals, np.ndarray, np.ndarray]:
+    """Totals of rows; returns also weights and scaled sums of units to keep; others are folded.
+
+    Blocks of rows are shared out among threads, each of which multiplies matrices by itself:
+    adding up rows and multiplying them then both use all cores.
+    """
+    weight = _unit_weights(rows, weights)
+    place = np.concatenate([[0], np.cumsum(keep)])
+    kept = np.empty((place[-1], x.shape[1]))
+
+    def work(share: list[tuple[int, int]]) -> _Totals:
+        totals = blank.copy()
+        for first, last in share:
+            scaled_sums = _add_block(totals, x, rows, weights, first, last)
+            inside = keep[first:last]
+            if not inside.all():
+                totals.fold(scaled_sums[~inside] if inside.any() else scaled_sums)
+            kept[place[first] : place[last]] = scaled_sums[inside]
+        return totals
+
+    parts = _in_threads(work, _blocks(rows.starts))
+    return functools.reduce(_Totals.plus, parts), weight[keep], kept
+
+
+def _add_block(
+    totals: _Totals,
+    x: np.ndarray,
+    rows: UnitRows,
+    weights: np.ndarray | None,
+    first: int,
+    last: int,
+) -> np.ndarray:
+    """Add the rows of some units to totals; returns the scaled sums of the units."""
+    start, stop = rows.starts[first], rows.starts[last]
+    picked = slice(start, stop) if rows.order is None else rows.order[start:stop]
+    z = np.ascontiguousarray(x[picked], np.float64)
+    if totals.shift_x.any():
+        z = z - totals.shift_x
+    borders = rows.starts[first : last + 1] - start
+    row_weights = np.ones(stop - start) if weights is None else weights[picked]
+    weight = np.add.reduceat(row_weights, borders[:-1])
+    weighted = z if weights is None else z * np.sqrt(row_weights)[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gram = weighted.T @ weighted
+    _check_finite(np.diagonal(gram))
+    # One sparse product adds up all units of the block, whatever their sizes.
+    scaled = row_weights / np.repeat(np.sqrt(weight), np.diff(borders))
+    unit = csr_matrix((scaled, np.arange(stop - start), borders), (last - first, stop - start))
+    scaled_sums = unit @ z
+    totals.add_units(gram, scaled_sums, weight, rows.y[first:last] - totals.shift_y)
+    return scaled_sums
+
+
+def _in_threads(work: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:
+    """Results of work on consecutive shares of the items, one for each thread of BLAS."""
+    workers = min(_workers(), len(items))
+    if workers < 2:
+        return [work(items)]
+    borders = np.linspace(0, len(items), workers + 1).astype(int)
+    shares = [items[a:b] for a, b in pairwise(borders)]
+    with _blas().limit(limits=1):
+        return list(_pool(os.getpid(), workers).map(work, shares))
+
+
+def _workers() -> int:
+    """As many threads as BLAS is allowed to use."""
+    return max((library["num_threads"] for library in _blas().info()), default=1)
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+@functools.cache
+def _pool(process: int, workers: int) -> ThreadPoolExecutor:  # noqa: ARG001
+    """Threads that wait for work; a forked process does not inherit those of its parent."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="mvue")
+
+
+def _gram(rows: np.ndarray) -> np.ndarray:
+    """rowsᵀ rows, in pieces that threads can share."""
+    pieces = np.array_split(rows, _workers() if len(rows) > BLOCK_ROWS // 8 else 1)
+    return functools.reduce(np.add, _in_threads(_sum_of_grams, pieces))
+
+
+def _sum_of_grams(pieces: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.add, (piece.T @ piece for piece in pieces))
+
+
+def _unit_weights(rows: UnitRows, weights: np.ndarray | None) -> np.ndarray:
+    if weights is None:
+        return np.diff(rows.starts).astype(np.float64)
+    ordered = weights if rows.order is None else weights[rows.order]
+    return np.add.reduceat(ordered, rows.starts[:-1])
+
+
+def _check_finite(squares: np.ndarray) -> None:
+    """Refuse rows whose squares are not finite; cheaper than a look at each number."""
+    finite = np.isfinite(squares)
+    if not finite.all():
+        raise ValueError(
+            "x must be finite, got NaN, infinity or a value too large to be squared in column "
+            f"{int(np.argmin(finite))}: remove or impute such rows"
+        )
+
+
+def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
+    """Keep all units that are open already and the last of the new ones."""
+    keep = ~new
+    keep[np.flatnonzero(new)[-capacity:]] = True
+    return keep
+
+
+def _blocks(starts: np.ndarray) -> list[tuple[int, int]]:
+    """Ranges of whole units of at most about BLOCK_ROWS rows, as many for each thread."""
+    rows, workers = starts[-1], _workers()
+    number = workers * -(-rows // (workers * BLOCK_ROWS)) if rows > BLOCK_ROWS else 1
+    borders = np.searchsorted(starts, np.linspace(0, rows, number + 1))
+    return list(pairwise(np.unique(borders).tolist()))
+
+
+def _shift(values: np.ndarray) -> np.ndarray:
+    """A point near the mean where the mean is far from zero; zero elsewhere."""
+    sample = values[:: max(len(values) // SHIFT_SAMPLE, 1)].astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite values are refused later
+        mean, deviation = sample.mean(axis=0), sample.std(axis=0)
+        far = np.abs(mean) > SHIFT_FROM * deviation
+    return np.where(far & np.isfinite(mean), mean, 0.0)
+
+
+def _check_same_shape(a: _Totals, b: _Totals) -> None:
+    shape_a, shape_b = ((t.shift_x.size, t.shift_y.size) for t in (a, b))
+    if shape_a != shape_b:
+        raise ValueError(
+            f"accumulators must have the same numbers of columns of x and y to be merged, got "
+            f"{shape_a} and {shape_b}"
+        )

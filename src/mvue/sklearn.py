@@ -1,0 +1,449 @@
+"""Estimators with the interface of scikit-learn, for data with repeated measurements.
+
+Rows of X with the same unknown form a *unit*. By default these are the rows with exactly equal
+y; `unit_ids` says it where y cannot.
+"""
+
+import warnings
+from numbers import Integral, Real
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+try:
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, _fit_context
+    from sklearn.model_selection import check_cv
+    from sklearn.utils import check_consistent_length
+    from sklearn.utils._param_validation import Interval, StrOptions
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("mvue.sklearn needs scikit-learn: pip install 'mvue[sklearn]'") from error
+
+from ._grouped_moments import GroupedMoments, MomentSummary, group_rows
+from ._linear_path import LinearBCEPath as LinearBCEPath
+from ._linear_path import Split, deal_units, default_bias_weights, path_of_splits, split_rows
+from ._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
+from ._types import BiasToleranceWarning
+
+__all__ = ["LinearBCE", "LinearBCECV", "LinearBCEPath", "linear_bce_path"]
+
+DEFAULT_FOLDS = 5
+SHARED_CONSTRAINTS: dict[str, list[Any]] = {
+    "fit_intercept": ["boolean"],
+    "regularization": [Interval(Real, 0, None, closed="left")],
+    "resolution": [StrOptions({"auto"}), Interval(Real, 0, 1, closed="both")],
+}
+
+
+class _LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+    """What all linear estimators share once they have coefficients."""
+
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients, shape (d, p), and intercept, shape (d,)."""
+        raise NotImplementedError
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Coefficients, shape (p,) or (d, p)."""
+        check_is_fitted(self)
+        coefficients, _ = self._fitted()
+        return coefficients[0] if self._y_is_vector else coefficients
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept, a number or shape (d,)."""
+        check_is_fitted(self)
+        _, intercept = self._fitted()
+        return float(intercept[0]) if self._y_is_vector else intercept
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Estimates of y, shape (n,) or (n, d).
+
+        Args:
+            X: shape (n, p).
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return X @ self.coef_.T + self.intercept_
+
+    def _validated(
+        self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, *, reset: bool, least: int
+    ) -> "_Sample":
+        names = _column_names(y)
+        # Whether X is finite shows in its moments; a pass over it would cost a third of a fit.
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+            ensure_min_samples=least,
+            multi_output=True,
+            y_numeric=True,
+        )
+        if reset:
+            self._y_is_vector = y.ndim == 1
+            if names is not None:
+                self.target_names_ = names
+            elif hasattr(self, "target_names_"):
+                del self.target_names_
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        if unit_ids is not None:
+            unit_ids = np.asarray(unit_ids)
+            check_consistent_length(X, unit_ids)
+        if sample_weight is None:
+            return _Sample(X, y, unit_ids, None, np.ones(len(y), bool))
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weights < 0).any():
+            raise ValueError(
+                f"sample_weight must not be negative, got {weights.min():g}: leave rows out by a "
+                "weight of 0"
+            )
+        present = weights > 0
+        if not present.all():  # a weight of zero is the same as no row
+            X, y, weights = X[present], y[present], weights[present]
+            unit_ids = None if unit_ids is None else unit_ids[present]
+        if not len(y):
+            raise ValueError("sample_weight must have a positive entry, got zeros only")
+        return _Sample(X, y, unit_ids, weights, present)
+
+
+class _Sample(NamedTuple):
+    """Validated rows of positive weight."""
+
+    X: np.ndarray
+    y: np.ndarray
+    unit_ids: np.ndarray | None
+    weights: np.ndarray | None
+    present: np.ndarray  # which of the rows given these are
+
+    def split(self, splitter: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Train and test rows by a splitter, which sees all rows given and units as groups."""
+        rows = group_rows(self.y, self.unit_ids)
+        groups = np.full(self.present.size, -1)
+        order = slice(None) if rows.order is None else rows.order
+        labels = np.empty(len(self.y), int)
+        labels[order] = np.repeat(np.arange(len(rows.y)), np.diff(rows.starts))
+        groups[self.present] = labels
+        place = np.cumsum(self.present) - 1
+        return [
+            (place[train[self.present[train]]], place[test[self.present[test]]])
+            for train, test in splitter.split(np.zeros((groups.size, 1)), groups, groups)
+        ]
+
+
+class LinearBCE(_LinearRegressor):
+    """The linear estimator of least mean squared error + λ · squared bias, from data with repeats.
+
+    λ = 0 is ordinary least squares of y on x, the LMMSE estimator of the sample, whose estimates
+    are drawn towards the mean of y. As λ grows the estimates become unbiased for every y. With S
+    the second moments of x, W the pooled covariance of x within units and C the moments of y with
+    x, the coefficients are C (S − λ/(λ+1) W)⁻¹, about the means with an intercept. W has the
+    divisor rows − units, so the correction is right for any number of repeats; it takes the noise
+    to be the same for all units, or the number of repeats to be unrelated to it.
+
+    The fit is one pass over the data in float64, and predictions do not depend on the units of x.
+    Directions of x that carry no signal that the sample can tell from zero are not given a bias
+    weight above 10, with an `UnresolvedSignalWarning` that counts them; a larger λ counts as 100/λ
+    there. Sparse X is refused.
+
+    Args:
+        bias_weight: λ from 0 to infinity.
+        fit_intercept: estimate an intercept.
+        regularization: ridge; this multiple of its own variance is added to each feature's.
+        resolution: the share of signal in a direction of x below which it counts as none;
+            ``"auto"`` is what noise alone may show in a sample of this size.
+        max_open_units: how many units `partial_fit` and `merge` keep at hand because more of
+            their rows may come; by default as many as fit into 4 MiB, at least. Of the others
+            eight bytes remain, and rows that come too late are an error.
+
+    Attributes:
+        coef_: shape (p,) or (d, p).
+        intercept_: a number or shape (d,).
+        noise_shares_: the noise share of each uncorrelated direction of x, ascending.
+        n_units_: number of units seen.
+        n_features_in_: p.
+        feature_names_in_: names of the columns of X, where it has any.
+        target_names_: names of the columns of y, where it has any.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "bias_weight": [Interval(Real, 0, None, closed="both")],
+        **SHARED_CONSTRAINTS,
+        "max_open_units": [None, Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        bias_weight: float = 10.0,
+        *,
+        fit_intercept: bool = True,
+        regularization: float = 0.0,
+        resolution: float | str = "auto",
+        max_open_units: int | None = None,
+    ) -> None:
+        self.bias_weight = bias_weight
+        self.fit_intercept = fit_intercept
+        self.regularization = regularization
+        self.resolution = resolution
+        self.max_open_units = max_open_units
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
+        """Fit to data.
+
+        Args:
+            X: shape (n, p).
+            y: shape (n,) or (n, d), the same for all rows of a unit.
+            sample_weight: how often each row counts, shape (n,). A weight of 2 is the same as the
+                row twice, so the scale matters: weights that do not count should have a mean of
+                1.
+            unit_ids: the unit of each row, shape (n,), integers or strings; by default rows with
+                exactly equal y are one unit.
+        """
+        sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
+        self._accumulate(GroupedMoments(self.max_open_units), sample)
+        self._solve(stacklevel=5)
+        return self
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
+        """Add more rows; after all of them the estimator is the same as after one `fit`.
+
+        Memory does not grow with the number of rows. A unit may be spread over several calls, as
+        long as no more than `max_open_units` others come in between. Coefficients are computed
+        when they are asked for.
+
+        Args:
+            X: as in `fit`.
+            y: as in `fit`.
+            sample_weight: as in `fit`.
+            unit_ids: as in `fit`; with every call or with none.
+        """
+        first = not hasattr(self, "moments_")
+        sample = self._validated(X, y, sample_weight, unit_ids, reset=first, least=1)
+        self._accumulate(GroupedMoments(self.max_open_units) if first else self.moments_, sample)
+        return self
+
+    def merge(self, other: "LinearBCE") -> "LinearBCE":
+        """The estimator fitted to the data of both; units that both have seen become one.
+
+        Args:
+            other: fitted to other rows with the same columns.
+        """
+        check_is_fitted(self)
+        check_is_fitted(other)
+        names = [list(getattr(e, "feature_names_in_", [])) for e in (self, other)]
+        if names[0] != names[1]:
+            raise ValueError(
+                f"estimators must have the same feature names to be merged, got {names[0]} and "
+                f"{names[1]}"
+            )
+        merged = LinearBCE(**self.get_params())
+        for name in ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector"):
+            if hasattr(self, name):
+                setattr(merged, name, getattr(self, name))
+        merged.moments_ = self.moments_.merge(other.moments_)
+        merged._fit_record = None
+        return merged
+
+    @property
+    def noise_shares_(self) -> np.ndarray:
+        """Noise share of each uncorrelated direction of x, ascending."""
+        return self._solve(stacklevel=4).spectrum.noise_share
+
+    @property
+    def n_units_(self) -> int:
+        """Number of units seen."""
+        check_is_fitted(self)
+        return self.moments_.summary().units
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "moments_")
+
+    def _accumulate(self, moments: GroupedMoments, sample: _Sample) -> None:
+        moments.add(sample.X, sample.y, unit_ids=sample.unit_ids, weights=sample.weights)
+        self.moments_ = moments
+        self._fit_record: LinearFit | None = None
+
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        solved = self._solve(stacklevel=5)
+        return solved.coefficients, solved.intercept
+
+    def _solve(self, stacklevel: int) -> LinearFit:
+        check_is_fitted(self)
+        if self._fit_record is None:
+            self._fit_record = fit_moments(
+                self.moments_.summary(),
+                float(self.bias_weight),
+                fit_intercept=self.fit_intercept,
+                ridge=self.regularization,
+                resolution=_resolution(self.resolution),
+                stacklevel=stacklevel,
+            )
+        return self._fit_record
+
+
+class LinearBCECV(_LinearRegressor):
+    """`LinearBCE` with the bias weight chosen by cross-validation over whole units.
+
+    Args:
+        bias_weights: the values of λ to choose from; by default fifty from 0 to infinity.
+        rule: ``"lowest_mse"``, or ``"bias_tolerance"``: the lowest MSE among those whose root mean
+            squared bias is at most `bias_tolerance` standard deviations of the estimate.
+        bias_tolerance: for that rule.
+        cv: number of folds, at most as many as there are units; or a splitter of scikit-learn,
+            which gets the units as groups, or a list of pairs of rows to fit to and to hold out.
+        fit_intercept: as in `LinearBCE`.
+        regularization: as in `LinearBCE`.
+        resolution: as in `LinearBCE`.
+
+    Attributes:
+        bias_weight_: the λ that was chosen.
+        path_: a `LinearBCEPath` with all of them.
+        coef_: shape (p,) or (d, p).
+        intercept_: a number or shape (d,).
+        n_features_in_: p.
+        feature_names_in_: names of the columns of X, where it has any.
+        target_names_: names of the columns of y, where it has any.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "bias_weights": [None, "array-like"],
+        "rule": [StrOptions({"lowest_mse", "bias_tolerance"})],
+        "bias_tolerance": [Interval(Real, 0, None, closed="left")],
+        "cv": ["cv_object"],
+        **SHARED_CONSTRAINTS,
+    }
+
+    def __init__(
+        self,
+        bias_weights: Any = None,
+        *,
+        rule: str = "lowest_mse",
+        bias_tolerance: float = 0.1,
+        cv: Any = DEFAULT_FOLDS,
+        fit_intercept: bool = True,
+        regularization: float = 0.0,
+        resolution: float | str = "auto",
+    ) -> None:
+        self.bias_weights = bias_weights
+        self.rule = rule
+        self.bias_tolerance = bias_tolerance
+        self.cv = cv
+        self.fit_intercept = fit_intercept
+        self.regularization = regularization
+        self.resolution = resolution
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
+        """Choose the bias weight and fit with it to all of the data.
+
+        Args:
+            X: as in `LinearBCE.fit`.
+            y: as in `LinearBCE.fit`.
+            sample_weight: as in `LinearBCE.fit`.
+            unit_ids: as in `LinearBCE.fit`.
+        """
+        sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
+        bias_weights = _checked_bias_weights(self.bias_weights)
+        splits, moments = self._splits(sample)
+        self.path_ = path_of_splits(
+            splits,
+            moments,
+            bias_weights,
+            fit_intercept=self.fit_intercept,
+            ridge=self.regularization,
+            resolution=_resolution(self.resolution),
+        )
+        warn_no_repeats(moments, stacklevel=3)
+        chosen = self._choose(self.path_)
+        self.bias_weight_ = float(bias_weights[chosen])
+        warn_unresolved(moments, int(self.path_.altered[chosen]), self.bias_weight_, stacklevel=3)
+        self._chosen = chosen
+        return self
+
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.path_.coef[self._chosen], self.path_.intercept[self._chosen]
+
+    def _splits(self, sample: "_Sample") -> tuple[list[Split], MomentSummary]:
+        rows = group_rows(sample.y, sample.unit_ids)
+        if len(rows.y) < 2:
+            raise ValueError(
+                "cross-validation holds out whole units and needs at least 2, got 1: every row has "
+                "the same y or the same unit id"
+            )
+        if self.cv is None or isinstance(self.cv, Integral):
+            folds = min(int(self.cv or DEFAULT_FOLDS), len(rows.y))
+            return deal_units(sample.X, rows, sample.weights, folds)
+        return split_rows(
+            sample.X, sample.y, sample.unit_ids, sample.weights, sample.split(check_cv(self.cv))
+        )
+
+    def _choose(self, path: LinearBCEPath) -> int:
+        if self.rule == "lowest_mse":
+            return path.lowest_mse()
+        chosen = path.lowest_mse_within(self.bias_tolerance)
+        if chosen is None:
+            chosen = int(np.argmin(path.squared_bias))
+            warnings.warn(
+                f"no bias weight reaches a bias of {self.bias_tolerance:g} standard deviations: "
+                f"bias_weight={path.bias_weights[chosen]:g} with the smallest squared bias is used",
+                BiasToleranceWarning,
+                stacklevel=4,
+            )
+        return chosen
+
+
+def linear_bce_path(
+    X: Any,
+    y: Any,
+    *,
+    bias_weights: Any = None,
+    unit_ids: Any = None,
+    sample_weight: Any = None,
+    cv: Any = DEFAULT_FOLDS,
+    fit_intercept: bool = True,
+    regularization: float = 0.0,
+    resolution: float | str = "auto",
+) -> LinearBCEPath:
+    """Linear estimators for many bias weights from one pass over the data.
+
+    Args:
+        X: as in `LinearBCE.fit`.
+        y: as in `LinearBCE.fit`.
+        bias_weights: as in `LinearBCECV`.
+        unit_ids: as in `LinearBCE.fit`.
+        sample_weight: as in `LinearBCE.fit`.
+        cv: as in `LinearBCECV`.
+        fit_intercept: as in `LinearBCE`.
+        regularization: as in `LinearBCE`.
+        resolution: as in `LinearBCE`.
+    """
+    model = LinearBCECV(
+        bias_weights,
+        cv=cv,
+        fit_intercept=fit_intercept,
+        regularization=regularization,
+        resolution=resolution,
+    )
+    return model.fit(X, y, sample_weight, unit_ids).path_
+
+
+def _resolution(value: float | str) -> float | None:
+    return None if isinstance(value, str) else float(value)
+
+
+def _checked_bias_weights(values: Any) -> np.ndarray:
+    weights = default_bias_weights() if values is None else np.asarray(values, np.float64)
+    if weights.ndim != 1 or not weights.size or not (weights >= 0).all():
+        raise ValueError(f"bias_weights must be a list of numbers of at least 0, got {values!r}")
+    return weights
+
+
+def _column_names(y: Any) -> np.ndarray | None:
+    if hasattr(y, "columns"):
+        return np.asarray(y.columns, dtype=object)
+    name = getattr(y, "name", None)
+    return np.asarray([name], dtype=object) if isinstance(name, str) else None
