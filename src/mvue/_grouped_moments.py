@@ -15,16 +15,15 @@ x or y costs no precision.
 """
 
 import functools
-import hashlib
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from threadpoolctl import ThreadpoolController
+
+from ._open_units import Block, OpenUnits, is_in
+from ._threads import in_threads, worker_count
+from ._unit_rows import UnitRows, group_rows
 
 BLOCK_ROWS = 5120
 SHIFT_SAMPLE = 1024
@@ -87,23 +86,6 @@ class MomentSummary(NamedTuple):
         )
 
 
-class UnitRows(NamedTuple):
-    """Which rows belong to which unit; rows are in the order of units once `order` is applied."""
-
-    order: np.ndarray | None  # (n,), or None where the rows of each unit are consecutive
-    starts: np.ndarray  # (units + 1,)
-    keys: np.ndarray  # (units,), fingerprints
-    y: np.ndarray  # (units, d)
-
-    def take(self, units: np.ndarray) -> "UnitRows":
-        """The rows of some of the units."""
-        sizes = np.diff(self.starts)[units]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        places = np.arange(starts[-1]) + np.repeat(self.starts[units] - starts[:-1], sizes)
-        order = places if self.order is None else self.order[places]
-        return UnitRows(order, starts, self.keys[units], self.y[units])
-
-
 class GroupedMoments:
     """An accumulator of grouped rows: add pieces, merge accumulators, read a `MomentSummary`.
 
@@ -116,7 +98,7 @@ class GroupedMoments:
         self.max_open_units = max_open_units
         self.keyed_by: str | None = None
         self.totals: _Totals | None = None
-        self.open = _OpenUnits()
+        self.open = OpenUnits()
         self.folded_keys = np.empty(0, np.uint64)
         self.folded_units = 0
 
@@ -154,7 +136,7 @@ class GroupedMoments:
         self._commit(totals)
         self._mark_folded(rows.keys[~keep])
         place = np.arange(weight.size)
-        self.open.push(_Block(rows.keys[keep], weight, rows.y[keep], place, scaled_sums))
+        self.open.push(Block(rows.keys[keep], weight, rows.y[keep], place, scaled_sums))
         self._fold_oldest(capacity)
 
     def add_units(self, x: Any, y: Any) -> None:
@@ -257,7 +239,7 @@ class GroupedMoments:
 
     def _refuse_folded(self, keys: np.ndarray) -> None:
         # Sorted keys are looked up in the order of memory, which is several times as fast.
-        late = int(_is_in(np.sort(keys), self.folded_keys).sum())
+        late = int(is_in(np.sort(keys), self.folded_keys).sum())
         if late:
             raise ValueError(
                 f"rows of one unit must arrive while the unit is open, got rows of {late} units "
@@ -379,248 +361,6 @@ class _Totals:
         )
 
 
-class _Block(NamedTuple):
-    """Open units whose sums lie together; a unit that leaves is struck out, its sum set to zero."""
-
-    keys: np.ndarray  # (units,)
-    weight: np.ndarray  # (units,)
-    y: np.ndarray  # (units, d)
-    place: np.ndarray  # (units,), rows of scaled_sums
-    scaled_sums: np.ndarray  # (rows, p), sums divided by the roots of weights
-
-    def copy(self) -> "_Block":
-        return _Block(*(array.copy() for array in self))
-
-    def extract(self, which: np.ndarray) -> tuple["_Block", "_Block"]:
-        """Move the chosen units into a block of their own; returns that and what is left."""
-        place = self.place[which]
-        moved = self._replace(place=np.arange(place.size), scaled_sums=self.scaled_sums[place])
-        self.scaled_sums[place] = 0.0
-        keep = ~which
-        left = self._replace(place=self.place[keep])
-        return moved._pick(which), left._pick(keep)
-
-    def _pick(self, which: np.ndarray) -> "_Block":
-        return self._replace(keys=self.keys[which], weight=self.weight[which], y=self.y[which])
-
-
-class _OpenUnits:
-    """Sums of the units that may still grow, in blocks from the one touched first to the last.
-
-    Units that are touched move to the last block, so that whole blocks can be folded.
-    """
-
-    SMALL = 256
-    """Blocks of fewer units are joined, so that tiny pieces do not make thousands of them."""
-
-    def __init__(self) -> None:
-        self.blocks: list[_Block] = []
-        self.pinned = np.empty(0, np.uint64)
-
-    @property
-    def size(self) -> int:
-        return sum(block.keys.size for block in self.blocks)
-
-    @property
-    def keys(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.uint64), *(block.keys for block in self.blocks)])
-
-    def total(self) -> tuple[float, Any]:
-        """The weight and the sum of all open units."""
-        weight = sum(float(block.weight.sum()) for block in self.blocks)
-        return weight, sum(
-            np.sqrt(block.weight) @ block.scaled_sums[block.place] for block in self.blocks
-        )
-
-    def pin(self, keys: np.ndarray) -> None:
-        """Keep units open for good."""
-        self.pinned = np.union1d(self.pinned, keys)
-
-    def last(self) -> np.ndarray:
-        """The key of the unit touched last, if there is one."""
-        return self.blocks[-1].keys[-1:] if self.blocks else np.empty(0, np.uint64)
-
-    def knows(self, keys: np.ndarray) -> np.ndarray:
-        """Whether each unit is open."""
-        return _is_in(keys, np.sort(self.keys))
-
-    def check_same_y(self, keys: np.ndarray, y: np.ndarray) -> None:
-        """Refuse units that are open with another y."""
-        for block in self.blocks:
-            old, new = _matches(block.keys, keys)
-            if (block.y[old] != y[new]).any():
-                raise ValueError(
-                    "y must be the same in all rows of a unit, got a unit whose y differs between "
-                    "two pieces of the data: give rows with different y different unit_ids"
-                )
-
-    def push(self, new: _Block) -> None:
-        """Open units, together with what is known of them already."""
-        left_over = []
-        for block in self.blocks:
-            old, into = _matches(block.keys, new.keys)
-            if old.any():
-                moved, left = block.extract(old)
-                new = _joined(new, into, moved)
-            else:
-                left = block
-            if left.keys.size:
-                left_over.append(left)
-        if left_over and left_over[-1].keys.size + new.keys.size <= self.SMALL:
-            new = _stacked([left_over.pop(), new])
-        self.blocks = [*left_over, new]
-
-    def pop_oldest(self, keep: int) -> list[_Block]:
-        """Blocks to fold, so that not many more units than wanted stay open."""
-        popped, pinned, size = [], [], self.size
-        while len(self.blocks) > 1 and size - self.blocks[0].keys.size >= keep:
-            block = self.blocks.pop(0)
-            size -= block.keys.size
-            stay = _is_in(block.keys, self.pinned)
-            if stay.any():
-                held, block = block.extract(stay)
-                pinned.append(held)
-            popped.append(block)
-        if pinned:
-            self.blocks.insert(0, _stacked(pinned))
-        return [block for block in popped if block.keys.size]
-
-    def moved(self, step: np.ndarray) -> "_OpenUnits":
-        """The same units with sums about a shift that lies a step below."""
-        twin = self.copy()
-        for block in twin.blocks:
-            block.scaled_sums[block.place] += np.sqrt(block.weight)[:, None] * step
-        return twin
-
-    def copy(self) -> "_OpenUnits":
-        twin = _OpenUnits()
-        twin.blocks = [block.copy() for block in self.blocks]
-        twin.pinned = self.pinned
-        return twin
-
-
-def _stacked(blocks: list[_Block]) -> _Block:
-    sums = [block.scaled_sums[block.place] for block in blocks]
-    keys, weight, y = (
-        np.concatenate([getattr(block, name) for block in blocks])
-        for name in ("keys", "weight", "y")
-    )
-    return _Block(keys, weight, y, np.arange(keys.size), np.concatenate(sums))
-
-
-def _joined(new: _Block, into: np.ndarray, old: _Block) -> _Block:
-    """The new block with older sums of some of its units added."""
-    weight = new.weight.copy()
-    weight[into] += old.weight
-    place = new.place[into]
-    share_new, share_old = (
-        np.sqrt(w / weight[into])[:, None] for w in (new.weight[into], old.weight)
-    )
-    new.scaled_sums[place] *= share_new
-    new.scaled_sums[place] += share_old * old.scaled_sums
-    return new._replace(weight=weight)
-
-
-def _matches(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a are in b, and where in b each of these is."""
-    order = np.argsort(b)
-    place = np.minimum(np.searchsorted(b, a, sorter=order), b.size - 1)
-    found = b[order[place]] == a
-    return found, order[place[found]]
-
-
-def _is_in(keys: np.ndarray, in_order: np.ndarray) -> np.ndarray:
-    if not in_order.size:
-        return np.zeros(keys.size, bool)
-    return in_order[np.minimum(np.searchsorted(in_order, keys), in_order.size - 1)] == keys
-
-
-def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
-    """Which rows are repeats of one unknown.
-
-    Args:
-        y: shape (n, d), float64.
-        unit_ids: one integer or string for each row; by default rows with exactly equal y are
-            one unit.
-    """
-    n = y.shape[0]
-    if unit_ids is None:
-        changes = (y[1:] != y[:-1]).any(axis=1)
-    else:
-        unit_ids = _canonical_ids(unit_ids, n)
-        changes = unit_ids[1:] != unit_ids[:-1]
-    runs = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    keys = _fingerprints(y[runs] if unit_ids is None else unit_ids[runs])
-    lengths = np.diff(runs, append=n)
-    in_order = np.sort(keys)
-    if (in_order[1:] != in_order[:-1]).all():
-        order, starts, heads = None, np.append(runs, n), runs
-    else:
-        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        appearance = np.argsort(first)
-        rank = np.empty_like(appearance)
-        rank[appearance] = np.arange(rank.size)
-        unit_of_row = np.repeat(rank[inverse], lengths)
-        order = np.argsort(unit_of_row, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))])
-        heads = runs[first[appearance]]
-        keys = unique[appearance]
-    sizes = np.diff(starts)
-    if unit_ids is not None or order is not None:
-        ordered = y if order is None else y[order]
-        differing = (ordered != np.repeat(y[heads], sizes, axis=0)).any(axis=1).sum()
-        if differing:
-            raise ValueError(
-                f"y must be the same in all rows of a unit, got {differing} rows whose y differs "
-                "from that of the first row of their unit: give them unit_ids of their own"
-            )
-    return UnitRows(order, starts, keys, y[heads])
-
-
-def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
-    ids = np.asarray(unit_ids)
-    if ids.shape != (n,):
-        raise ValueError(f"unit_ids must have one entry per row, shape ({n},), got {ids.shape}")
-    if ids.dtype.kind == "O":
-        ids = np.asarray(ids.tolist())
-    if ids.dtype.kind == "f":
-        if not np.isfinite(ids).all():
-            raise ValueError("unit_ids must be finite, got NaN or infinity: give every row a unit")
-        # 3 and 3.0 are one unit, whichever way a piece of the data was read.
-        return ids.astype(np.int64) if (ids == np.rint(ids)).all() else ids.astype(np.float64)
-    if ids.dtype.kind in "bui":
-        return ids.astype(np.int64)
-    if ids.dtype.kind in "mM":
-        return ids.view(np.int64)
-    if ids.dtype.kind in "US":
-        return ids
-    raise ValueError(f"unit_ids must be integers or strings, got an array of {ids.dtype}")
-
-
-def _fingerprints(values: np.ndarray) -> np.ndarray:
-    """64 bits for each row; equal rows have equal ones in every process.
-
-    One number is mixed one-to-one, so only rows of several numbers and strings can collide, for
-    a million units with a chance of about 3e-8, and a collision is an error: y would differ.
-    """
-    if values.dtype.kind in "US":
-        digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values]
-        return np.frombuffer(b"".join(digests), np.uint64).copy()
-    words = np.ascontiguousarray(values.reshape(len(values), -1) + 0).view(np.uint64)
-    mixed = np.zeros(len(values), np.uint64)
-    for word in words.T:
-        mixed = _mix(mixed ^ word)
-    return mixed
-
-
-def _mix(words: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, a permutation of the 64-bit words."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
-
-
 def _add_up(
     blank: _Totals, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
 ) -> tuple[_Totals, np.ndarray, np.ndarray]:
@@ -643,7 +383,7 @@ def _add_up(
             kept[place[first] : place[last]] = scaled_sums[inside]
         return totals
 
-    parts = _in_threads(work, _blocks(rows.starts))
+    parts = in_threads(work, _blocks(rows.starts))
     return functools.reduce(_Totals.plus, parts), weight[keep], kept
 
 
@@ -676,37 +416,10 @@ def _add_block(
     return scaled_sums
 
 
-def _in_threads(work: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:
-    """Results of work on consecutive shares of the items, one for each thread of BLAS."""
-    workers = min(_workers(), len(items))
-    if workers < 2:
-        return [work(items)]
-    borders = np.linspace(0, len(items), workers + 1).astype(int)
-    shares = [items[a:b] for a, b in pairwise(borders)]
-    with _blas().limit(limits=1):
-        return list(_pool(os.getpid(), workers).map(work, shares))
-
-
-def _workers() -> int:
-    """As many threads as BLAS is allowed to use."""
-    return max((library["num_threads"] for library in _blas().info()), default=1)
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController().select(user_api="blas")
-
-
-@functools.cache
-def _pool(process: int, workers: int) -> ThreadPoolExecutor:  # noqa: ARG001
-    """Threads that wait for work; a forked process does not inherit those of its parent."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="mvue")
-
-
 def _gram(rows: np.ndarray) -> np.ndarray:
     """rowsᵀ rows, in pieces that threads can share."""
-    pieces = np.array_split(rows, _workers() if len(rows) > BLOCK_ROWS // 8 else 1)
-    return functools.reduce(np.add, _in_threads(_sum_of_grams, pieces))
+    pieces = np.array_split(rows, worker_count() if len(rows) > BLOCK_ROWS // 8 else 1)
+    return functools.reduce(np.add, in_threads(_sum_of_grams, pieces))
 
 
 def _sum_of_grams(pieces: list[np.ndarray]) -> np.ndarray:
@@ -739,7 +452,7 @@ def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
 
 def _blocks(starts: np.ndarray) -> list[tuple[int, int]]:
     """Ranges of whole units of at most about BLOCK_ROWS rows, as many for each thread."""
-    rows, workers = starts[-1], _workers()
+    rows, workers = starts[-1], worker_count()
     number = workers * -(-rows // (workers * BLOCK_ROWS)) if rows > BLOCK_ROWS else 1
     borders = np.searchsorted(starts, np.linspace(0, rows, number + 1))
     return list(pairwise(np.unique(borders).tolist()))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ._grouped_moments import GroupedMoments, MomentSummary, UnitRows, group_rows
+from ._grouped_moments import GroupedMoments, MomentSummary
 from ._noise_spectrum import check_units, intercept, spectrum_of
+from ._unit_rows import UnitRows, group_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,11 +19,12 @@ try:
 except ImportError as error:
     raise ImportError("mvue.sklearn needs scikit-learn: pip install 'mvue[sklearn]'") from error
 
-from ._grouped_moments import GroupedMoments, MomentSummary, group_rows
+from ._grouped_moments import GroupedMoments, MomentSummary
 from ._linear_path import LinearBCEPath as LinearBCEPath
 from ._linear_path import Split, deal_units, default_bias_weights, path_of_splits, split_rows
 from ._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
 from ._types import BiasToleranceWarning
+from ._unit_rows import group_rows
 
 __all__ = ["LinearBCE", "LinearBCECV", "LinearBCEPath", "linear_bce_path"]
 
