@@ -9,13 +9,13 @@ import mvue
 
 PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
-    {"_types", "_version"},
-    {"_losses", "_problem", "_moments", "_progress", "_checkpoint", "_fit"},
-    {"_networks", "_objectives", "_report"},
-    {"_program"},
-    {"_train"},
-    {"_assess"},
-    {"problems", "plot"},
+    {"_types", "_version", "_threads"},
+    {"_losses", "_problem", "_moments", "_progress", "_checkpoint", "_fit", "_unit_rows"},
+    {"_networks", "_objectives", "_report", "_moment_totals", "_open_units", "_linear"},
+    {"_program", "_grouped_moments"},
+    {"_train", "_noise_spectrum"},
+    {"_assess", "_linear_path", "_refit"},
+    {"problems", "plot", "sklearn"},
     {"report"},
     {"experiments"},
     {"cli"},
@@ -34,8 +34,8 @@ def imports_at_top(path):
     for node in ast.parse(path.read_text()).body:
         if not isinstance(node, ast.ImportFrom):
             continue
-        if node.level == (2 if nested else 1):
-            yield from [node.module] if node.module else [alias.name for alias in node.names]
+        if node.level == (2 if nested else 1) and node.module:
+            yield node.module
         elif node.level == 0 and (node.module or "").startswith("mvue."):
             yield node.module.split(".")[1]
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mvue._grouped_moments import BLOCK_ROWS, GroupedMoments, MomentSummary
+from mvue._grouped_moments import GroupedMoments, MomentSummary
+from mvue._moment_totals import BLOCK_ROWS
 from mvue._unit_rows import group_rows
 
 

@@ -27,6 +27,8 @@ from ._objectives import norm as norm
 from ._objectives import relative_mse as relative_mse
 from ._problem import Draw as Draw
 from ._problem import Problem as Problem
+from ._refit import LinearReadout as LinearReadout
+from ._refit import refit_last_layer as refit_last_layer
 from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report

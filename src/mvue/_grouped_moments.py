@@ -14,18 +14,14 @@ All sums are float64. They are taken about a fixed shift near the mean, so that 
 x or y costs no precision.
 """
 
-import functools
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
+from ._moment_totals import Totals, add_up, gram_of
 from ._open_units import Block, OpenUnits, is_in
-from ._threads import in_threads, worker_count
 from ._unit_rows import UnitRows, group_rows
 
-BLOCK_ROWS = 5120
 SHIFT_SAMPLE = 1024
 SHIFT_FROM = 3.0
 """An offset of fewer standard deviations than this costs no digits worth a copy of the data."""
@@ -97,7 +93,7 @@ class GroupedMoments:
     def __init__(self, max_open_units: int | None = None) -> None:
         self.max_open_units = max_open_units
         self.keyed_by: str | None = None
-        self.totals: _Totals | None = None
+        self.totals: Totals | None = None
         self.open = OpenUnits()
         self.folded_keys = np.empty(0, np.uint64)
         self.folded_units = 0
@@ -130,7 +126,7 @@ class GroupedMoments:
         if not self.open.blocks:
             self.open.pin(rows.keys[:1])
             keep[0] = True
-        totals, weight, scaled_sums = _add_up(blank, x, rows, weights, keep)
+        totals, weight, scaled_sums = add_up(blank, x, rows, weights, keep)
 
         self.keyed_by = keyed_by
         self._commit(totals)
@@ -155,7 +151,7 @@ class GroupedMoments:
     def add_grouped(self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None = None) -> None:
         """Add rows of complete units that were grouped before; nothing is kept of each unit."""
         keep = np.zeros(len(rows.y), bool)
-        totals, _, _ = _add_up(self._blank_totals(x, rows.y), x, rows, weights, keep)
+        totals, _, _ = add_up(self._blank_totals(x, rows.y), x, rows, weights, keep)
         self._commit(totals)
         self.folded_units += len(rows.y)
 
@@ -202,7 +198,7 @@ class GroupedMoments:
             raise ValueError("moments need at least one row, got none: add rows first")
         totals = self.totals.copy()
         for block in self.open.blocks:
-            totals.between += _gram(block.scaled_sums)
+            totals.between += gram_of(block.scaled_sums)
         n = totals.weight
         mean_product = np.outer(totals.sum_x, totals.sum_x) / n
         return MomentSummary(
@@ -216,10 +212,10 @@ class GroupedMoments:
             totals.yy - np.outer(totals.sum_y, totals.sum_y) / n,
         )
 
-    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> "_Totals":
+    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> Totals:
         if self.totals is None:
-            return _Totals.about(_shift(x), _shift(y))
-        blank = _Totals.about(self.totals.shift_x, self.totals.shift_y)
+            return Totals.about(_shift(x), _shift(y))
+        blank = Totals.about(self.totals.shift_x, self.totals.shift_y)
         for name, array, shift in (("x", x, blank.shift_x), ("y", y, blank.shift_y)):
             if array.shape[1] != shift.size:
                 raise ValueError(
@@ -228,7 +224,7 @@ class GroupedMoments:
                 )
         return blank
 
-    def _commit(self, totals: "_Totals") -> None:
+    def _commit(self, totals: Totals) -> None:
         # A piece is added up apart and joined here, so that a refused piece leaves no trace.
         self.totals = totals if self.totals is None else self.totals.plus(totals)
 
@@ -258,189 +254,8 @@ class GroupedMoments:
     def _fold_oldest(self, capacity: int) -> None:
         assert self.totals is not None
         for block in self.open.pop_oldest(capacity):
-            self.totals.between += _gram(block.scaled_sums)
+            self.totals.between += gram_of(block.scaled_sums)
             self._mark_folded(block.keys)
-
-
-class _Totals:
-    """Sums over rows about a shift, and the part between units of those that are folded."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.shift_x: np.ndarray = fields["shift_x"]
-        self.shift_y: np.ndarray = fields["shift_y"]
-        self.weight: float = fields["weight"]
-        self.sum_x: np.ndarray = fields["sum_x"]
-        self.sum_y: np.ndarray = fields["sum_y"]
-        self.xx: np.ndarray = fields["xx"]
-        self.between: np.ndarray = fields["between"]
-        self.xy: np.ndarray = fields["xy"]
-        self.yy: np.ndarray = fields["yy"]
-
-    @classmethod
-    def about(cls, shift_x: np.ndarray, shift_y: np.ndarray) -> "_Totals":
-        p, d = shift_x.size, shift_y.size
-        return cls(
-            shift_x=shift_x,
-            shift_y=shift_y,
-            weight=0.0,
-            sum_x=np.zeros(p),
-            sum_y=np.zeros(d),
-            xx=np.zeros((p, p)),
-            between=np.zeros((p, p)),
-            xy=np.zeros((p, d)),
-            yy=np.zeros((d, d)),
-        )
-
-    def copy(self) -> "_Totals":
-        return _Totals(
-            **{
-                name: value.copy() if isinstance(value, np.ndarray) else value
-                for name, value in vars(self).items()
-            }
-        )
-
-    def plus(self, other: "_Totals") -> "_Totals":
-        """The sum of two totals about the same shift."""
-        shifts = {"shift_x": self.shift_x, "shift_y": self.shift_y}
-        sums = {
-            name: value + getattr(other, name)
-            for name, value in vars(self).items()
-            if name not in shifts
-        }
-        return _Totals(**shifts, **sums)
-
-    def add_units(
-        self, gram: np.ndarray, scaled_sums: np.ndarray, weight: np.ndarray, y: np.ndarray
-    ) -> None:
-        """Take up units with the products of their rows.
-
-        Args:
-            gram: the sum over rows of x xᵀ about the shift, shape (p, p).
-            scaled_sums: the sum over the rows of each unit, divided by the root of its weight.
-            weight: of each unit.
-            y: of each unit, about the shift.
-        """
-        root = np.sqrt(weight)[:, None]
-        weighted_y = weight[:, None] * y
-        sums = scaled_sums.T @ np.hstack([root, root * y])
-        self.weight += float(weight.sum())
-        self.xx += gram
-        self.sum_x += sums[:, 0]
-        self.xy += sums[:, 1:]
-        self.sum_y += weighted_y.sum(axis=0)
-        self.yy += weighted_y.T @ y
-
-    def fold(self, scaled_sums: np.ndarray) -> None:
-        """Take up the part between units of units that will not grow any more."""
-        self.between += scaled_sums.T @ scaled_sums
-
-    def moved(self, target: "_Totals", open_weight: float, open_sum: Any) -> "_Totals":
-        """The same totals about the shift of another accumulator."""
-        step_x, step_y = self.shift_x - target.shift_x, self.shift_y - target.shift_y
-        folded_sum, folded_weight = self.sum_x - open_sum, self.weight - open_weight
-        n = self.weight
-
-        def move(product: Any, sum_a: Any, sum_b: Any, step_a: Any, step_b: Any, n: float) -> Any:
-            return (
-                product
-                + np.outer(sum_a, step_b)
-                + np.outer(step_a, sum_b)
-                + n * np.outer(step_a, step_b)
-            )
-
-        return _Totals(
-            shift_x=target.shift_x,
-            shift_y=target.shift_y,
-            weight=n,
-            sum_x=self.sum_x + n * step_x,
-            sum_y=self.sum_y + n * step_y,
-            xx=move(self.xx, self.sum_x, self.sum_x, step_x, step_x, n),
-            between=move(self.between, folded_sum, folded_sum, step_x, step_x, folded_weight),
-            xy=move(self.xy, self.sum_x, self.sum_y, step_x, step_y, n),
-            yy=move(self.yy, self.sum_y, self.sum_y, step_y, step_y, n),
-        )
-
-
-def _add_up(
-    blank: _Totals, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
-) -> tuple[_Totals, np.ndarray, np.ndarray]:
-    """Totals of rows; returns also weights and scaled sums of units to keep; others are folded.
-
-    Blocks of rows are shared out among threads, each of which multiplies matrices by itself:
-    adding up rows and multiplying them then both use all cores.
-    """
-    weight = _unit_weights(rows, weights)
-    place = np.concatenate([[0], np.cumsum(keep)])
-    kept = np.empty((place[-1], x.shape[1]))
-
-    def work(share: list[tuple[int, int]]) -> _Totals:
-        totals = blank.copy()
-        for first, last in share:
-            scaled_sums = _add_block(totals, x, rows, weights, first, last)
-            inside = keep[first:last]
-            if not inside.all():
-                totals.fold(scaled_sums[~inside] if inside.any() else scaled_sums)
-            kept[place[first] : place[last]] = scaled_sums[inside]
-        return totals
-
-    parts = in_threads(work, _blocks(rows.starts))
-    return functools.reduce(_Totals.plus, parts), weight[keep], kept
-
-
-def _add_block(
-    totals: _Totals,
-    x: np.ndarray,
-    rows: UnitRows,
-    weights: np.ndarray | None,
-    first: int,
-    last: int,
-) -> np.ndarray:
-    """Add the rows of some units to totals; returns the scaled sums of the units."""
-    start, stop = rows.starts[first], rows.starts[last]
-    picked = slice(start, stop) if rows.order is None else rows.order[start:stop]
-    z = np.ascontiguousarray(x[picked], np.float64)
-    if totals.shift_x.any():
-        z = z - totals.shift_x
-    borders = rows.starts[first : last + 1] - start
-    row_weights = np.ones(stop - start) if weights is None else weights[picked]
-    weight = np.add.reduceat(row_weights, borders[:-1])
-    weighted = z if weights is None else z * np.sqrt(row_weights)[:, None]
-    with np.errstate(invalid="ignore", over="ignore"):
-        gram = weighted.T @ weighted
-    _check_finite(np.diagonal(gram))
-    # One sparse product adds up all units of the block, whatever their sizes.
-    scaled = row_weights / np.repeat(np.sqrt(weight), np.diff(borders))
-    unit = csr_matrix((scaled, np.arange(stop - start), borders), (last - first, stop - start))
-    scaled_sums = unit @ z
-    totals.add_units(gram, scaled_sums, weight, rows.y[first:last] - totals.shift_y)
-    return scaled_sums
-
-
-def _gram(rows: np.ndarray) -> np.ndarray:
-    """rowsᵀ rows, in pieces that threads can share."""
-    pieces = np.array_split(rows, worker_count() if len(rows) > BLOCK_ROWS // 8 else 1)
-    return functools.reduce(np.add, in_threads(_sum_of_grams, pieces))
-
-
-def _sum_of_grams(pieces: list[np.ndarray]) -> np.ndarray:
-    return functools.reduce(np.add, (piece.T @ piece for piece in pieces))
-
-
-def _unit_weights(rows: UnitRows, weights: np.ndarray | None) -> np.ndarray:
-    if weights is None:
-        return np.diff(rows.starts).astype(np.float64)
-    ordered = weights if rows.order is None else weights[rows.order]
-    return np.add.reduceat(ordered, rows.starts[:-1])
-
-
-def _check_finite(squares: np.ndarray) -> None:
-    """Refuse rows whose squares are not finite; cheaper than a look at each number."""
-    finite = np.isfinite(squares)
-    if not finite.all():
-        raise ValueError(
-            "x must be finite, got NaN, infinity or a value too large to be squared in column "
-            f"{int(np.argmin(finite))}: remove or impute such rows"
-        )
 
 
 def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
@@ -448,14 +263,6 @@ def _newest(new: np.ndarray, capacity: int) -> np.ndarray:
     keep = ~new
     keep[np.flatnonzero(new)[-capacity:]] = True
     return keep
-
-
-def _blocks(starts: np.ndarray) -> list[tuple[int, int]]:
-    """Ranges of whole units of at most about BLOCK_ROWS rows, as many for each thread."""
-    rows, workers = starts[-1], worker_count()
-    number = workers * -(-rows // (workers * BLOCK_ROWS)) if rows > BLOCK_ROWS else 1
-    borders = np.searchsorted(starts, np.linspace(0, rows, number + 1))
-    return list(pairwise(np.unique(borders).tolist()))
 
 
 def _shift(values: np.ndarray) -> np.ndarray:
@@ -467,7 +274,7 @@ def _shift(values: np.ndarray) -> np.ndarray:
     return np.where(far & np.isfinite(mean), mean, 0.0)
 
 
-def _check_same_shape(a: _Totals, b: _Totals) -> None:
+def _check_same_shape(a: Totals, b: Totals) -> None:
     shape_a, shape_b = ((t.shift_x.size, t.shift_y.size) for t in (a, b))
     if shape_a != shape_b:
         raise ValueError(

@@ -1,32 +1,28 @@
-"""Estimators with the interface of scikit-learn, for data with repeated measurements.
-
-Rows of X with the same unknown form a *unit*. By default these are the rows with exactly equal
-y; `unit_ids` says it where y cannot.
-"""
+"""Linear bias constrained estimators as scikit-learn estimators."""
 
 import warnings
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from sklearn.base import _fit_context
+from sklearn.model_selection import check_cv
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
 
-try:
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, _fit_context
-    from sklearn.model_selection import check_cv
-    from sklearn.utils import check_consistent_length
-    from sklearn.utils._param_validation import Interval, StrOptions
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as error:
-    raise ImportError("mvue.sklearn needs scikit-learn: pip install 'mvue[sklearn]'") from error
-
-from ._grouped_moments import GroupedMoments, MomentSummary
-from ._linear_path import LinearBCEPath as LinearBCEPath
-from ._linear_path import Split, deal_units, default_bias_weights, path_of_splits, split_rows
-from ._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
-from ._types import BiasToleranceWarning
-from ._unit_rows import group_rows
-
-__all__ = ["LinearBCE", "LinearBCECV", "LinearBCEPath", "linear_bce_path"]
+from .._grouped_moments import GroupedMoments, MomentSummary
+from .._linear_path import (
+    LinearBCEPath,
+    Split,
+    deal_units,
+    default_bias_weights,
+    path_of_splits,
+    split_rows,
+)
+from .._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
+from .._types import BiasToleranceWarning
+from .._unit_rows import group_rows
+from ._base import LinearRegressor, Sample
 
 DEFAULT_FOLDS = 5
 SHARED_CONSTRAINTS: dict[str, list[Any]] = {
@@ -36,105 +32,7 @@ SHARED_CONSTRAINTS: dict[str, list[Any]] = {
 }
 
 
-class _LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
-    """What all linear estimators share once they have coefficients."""
-
-    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients, shape (d, p), and intercept, shape (d,)."""
-        raise NotImplementedError
-
-    @property
-    def coef_(self) -> np.ndarray:
-        """Coefficients, shape (p,) or (d, p)."""
-        check_is_fitted(self)
-        coefficients, _ = self._fitted()
-        return coefficients[0] if self._y_is_vector else coefficients
-
-    @property
-    def intercept_(self) -> Any:
-        """Intercept, a number or shape (d,)."""
-        check_is_fitted(self)
-        _, intercept = self._fitted()
-        return float(intercept[0]) if self._y_is_vector else intercept
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Estimates of y, shape (n,) or (n, d).
-
-        Args:
-            X: shape (n, p).
-        """
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        return X @ self.coef_.T + self.intercept_
-
-    def _validated(
-        self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, *, reset: bool, least: int
-    ) -> "_Sample":
-        names = _column_names(y)
-        # Whether X is finite shows in its moments; a pass over it would cost a third of a fit.
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            reset=reset,
-            dtype=[np.float64, np.float32],
-            ensure_all_finite=False,
-            ensure_min_samples=least,
-            multi_output=True,
-            y_numeric=True,
-        )
-        if reset:
-            self._y_is_vector = y.ndim == 1
-            if names is not None:
-                self.target_names_ = names
-            elif hasattr(self, "target_names_"):
-                del self.target_names_
-        y = np.asarray(y, np.float64).reshape(len(y), -1)
-        if unit_ids is not None:
-            unit_ids = np.asarray(unit_ids)
-            check_consistent_length(X, unit_ids)
-        if sample_weight is None:
-            return _Sample(X, y, unit_ids, None, np.ones(len(y), bool))
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        if (weights < 0).any():
-            raise ValueError(
-                f"sample_weight must not be negative, got {weights.min():g}: leave rows out by a "
-                "weight of 0"
-            )
-        present = weights > 0
-        if not present.all():  # a weight of zero is the same as no row
-            X, y, weights = X[present], y[present], weights[present]
-            unit_ids = None if unit_ids is None else unit_ids[present]
-        if not len(y):
-            raise ValueError("sample_weight must have a positive entry, got zeros only")
-        return _Sample(X, y, unit_ids, weights, present)
-
-
-class _Sample(NamedTuple):
-    """Validated rows of positive weight."""
-
-    X: np.ndarray
-    y: np.ndarray
-    unit_ids: np.ndarray | None
-    weights: np.ndarray | None
-    present: np.ndarray  # which of the rows given these are
-
-    def split(self, splitter: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Train and test rows by a splitter, which sees all rows given and units as groups."""
-        rows = group_rows(self.y, self.unit_ids)
-        groups = np.full(self.present.size, -1)
-        order = slice(None) if rows.order is None else rows.order
-        labels = np.empty(len(self.y), int)
-        labels[order] = np.repeat(np.arange(len(rows.y)), np.diff(rows.starts))
-        groups[self.present] = labels
-        place = np.cumsum(self.present) - 1
-        return [
-            (place[train[self.present[train]]], place[test[self.present[test]]])
-            for train, test in splitter.split(np.zeros((groups.size, 1)), groups, groups)
-        ]
-
-
-class LinearBCE(_LinearRegressor):
+class LinearBCE(LinearRegressor):
     """The linear estimator of least mean squared error + λ · squared bias, from data with repeats.
 
     λ = 0 is ordinary least squares of y on x, the LMMSE estimator of the sample, whose estimates
@@ -209,7 +107,9 @@ class LinearBCE(_LinearRegressor):
         return self
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None
+    ) -> "LinearBCE":
         """Add more rows; after all of them the estimator is the same as after one `fit`.
 
         Memory does not grow with the number of rows. A unit may be spread over several calls, as
@@ -263,7 +163,7 @@ class LinearBCE(_LinearRegressor):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
 
-    def _accumulate(self, moments: GroupedMoments, sample: _Sample) -> None:
+    def _accumulate(self, moments: GroupedMoments, sample: Sample) -> None:
         moments.add(sample.X, sample.y, unit_ids=sample.unit_ids, weights=sample.weights)
         self.moments_ = moments
         self._fit_record: LinearFit | None = None
@@ -286,7 +186,7 @@ class LinearBCE(_LinearRegressor):
         return self._fit_record
 
 
-class LinearBCECV(_LinearRegressor):
+class LinearBCECV(LinearRegressor):
     """`LinearBCE` with the bias weight chosen by cross-validation over whole units.
 
     Args:
@@ -368,7 +268,7 @@ class LinearBCECV(_LinearRegressor):
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
         return self.path_.coef[self._chosen], self.path_.intercept[self._chosen]
 
-    def _splits(self, sample: "_Sample") -> tuple[list[Split], MomentSummary]:
+    def _splits(self, sample: Sample) -> tuple[list[Split], MomentSummary]:
         rows = group_rows(sample.y, sample.unit_ids)
         if len(rows.y) < 2:
             raise ValueError(
@@ -441,10 +341,3 @@ def _checked_bias_weights(values: Any) -> np.ndarray:
     if weights.ndim != 1 or not weights.size or not (weights >= 0).all():
         raise ValueError(f"bias_weights must be a list of numbers of at least 0, got {values!r}")
     return weights
-
-
-def _column_names(y: Any) -> np.ndarray | None:
-    if hasattr(y, "columns"):
-        return np.asarray(y.columns, dtype=object)
-    name = getattr(y, "name", None)
-    return np.asarray([name], dtype=object) if isinstance(name, str) else None

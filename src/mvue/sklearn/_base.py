@@ -1,0 +1,115 @@
+"""What the linear estimators share: checks of the data, and prediction."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_consistent_length
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from .._unit_rows import group_rows
+
+
+class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+    """What all linear estimators share once they have coefficients."""
+
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients, shape (d, p), and intercept, shape (d,)."""
+        raise NotImplementedError
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Coefficients, shape (p,) or (d, p)."""
+        check_is_fitted(self)
+        coefficients, _ = self._fitted()
+        return coefficients[0] if self._y_is_vector else coefficients
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept, a number or shape (d,)."""
+        check_is_fitted(self)
+        _, intercept = self._fitted()
+        return float(intercept[0]) if self._y_is_vector else intercept
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Estimates of y, shape (n,) or (n, d).
+
+        Args:
+            X: shape (n, p).
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return X @ self.coef_.T + self.intercept_
+
+    def _validated(
+        self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, *, reset: bool, least: int
+    ) -> "Sample":
+        names = _column_names(y)
+        # Whether X is finite shows in its moments; a pass over it would cost a third of a fit.
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+            ensure_min_samples=least,
+            multi_output=True,
+            y_numeric=True,
+        )
+        if reset:
+            self._y_is_vector = y.ndim == 1
+            if names is not None:
+                self.target_names_ = names
+            elif hasattr(self, "target_names_"):
+                del self.target_names_
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        if unit_ids is not None:
+            unit_ids = np.asarray(unit_ids)
+            check_consistent_length(X, unit_ids)
+        if sample_weight is None:
+            return Sample(X, y, unit_ids, None, np.ones(len(y), bool))
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weights < 0).any():
+            raise ValueError(
+                f"sample_weight must not be negative, got {weights.min():g}: leave rows out by a "
+                "weight of 0"
+            )
+        present = weights > 0
+        if not present.all():  # a weight of zero is the same as no row
+            X, y, weights = X[present], y[present], weights[present]
+            unit_ids = None if unit_ids is None else unit_ids[present]
+        if not len(y):
+            raise ValueError("sample_weight must have a positive entry, got zeros only")
+        return Sample(X, y, unit_ids, weights, present)
+
+
+class Sample(NamedTuple):
+    """Validated rows of positive weight."""
+
+    X: np.ndarray
+    y: np.ndarray
+    unit_ids: np.ndarray | None
+    weights: np.ndarray | None
+    present: np.ndarray  # which of the rows given these are
+
+    def split(self, splitter: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Train and test rows by a splitter, which sees all rows given and units as groups."""
+        rows = group_rows(self.y, self.unit_ids)
+        groups = np.full(self.present.size, -1)
+        order = slice(None) if rows.order is None else rows.order
+        labels = np.empty(len(self.y), int)
+        labels[order] = np.repeat(np.arange(len(rows.y)), np.diff(rows.starts))
+        groups[self.present] = labels
+        place = np.cumsum(self.present) - 1
+        return [
+            (place[train[self.present[train]]], place[test[self.present[test]]])
+            for train, test in splitter.split(np.zeros((groups.size, 1)), groups, groups)
+        ]
+
+
+def _column_names(y: Any) -> np.ndarray | None:
+    if hasattr(y, "columns"):
+        return np.asarray(y.columns, dtype=object)
+    name = getattr(y, "name", None)
+    return np.asarray([name], dtype=object) if isinstance(name, str) else None
