@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -57,6 +58,27 @@ def test_page_and_figures(smoke):
     assert not (folder / "unfinished").exists()
     assert str(folder / "index.html") in result.output.replace("\n", "")
     assert "max |bias|/sd" in result.output
+
+
+@pytest.mark.parametrize("name", ["linear", "regularization"])
+def test_linear_experiments(tmp_path, name):
+    result = runner.invoke(app, ["reproduce", name, "--preset", "smoke", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    for entry in results["estimators"].values():
+        assert set(entry) >= CONTRACT - {"max_relative_bias"}
+        assert np.isfinite(entry["mse"]).all()
+    if name == "linear":
+        wls, lmmse = results["estimators"]["wls"], results["estimators"]["lmmse"]
+        assert wls["max_abs_AH_minus_I"] < 1e-10
+        for entry in (wls, lmmse):
+            error = entry["bmse"] - entry["theory"]["bmse"]
+            assert abs(error) < 4.5 * entry["bmse_se"]
+    else:
+        lbce, lmmse = results["estimators"]["lbce"], results["estimators"]["lmmse"]
+        assert lbce["mse_over_oracle_mean"][0] < lmmse["mse_over_oracle_mean"][0]
+        assert min(lbce["mse_over_oracle_mean"]) >= 1
+    assert "<svg" in (tmp_path / "index.html").read_text()
 
 
 def test_list_names_all_experiments():

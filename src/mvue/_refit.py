@@ -67,7 +67,7 @@ def _probe(output: Array, seen: list[Array]) -> Callable[..., Array]:
 
 
 def refit_last_layer(
-    estimator: Estimator | Fit,
+    estimator: Estimator | Fit | None,
     problem_or_data: Problem | Draw,
     bias_weight: float = 100.0,
     *,
@@ -89,7 +89,7 @@ def refit_last_layer(
     Args:
         estimator: an Equinox module that ends in an `equinox.nn.Linear` layer, followed by
             nothing but shifts and factors (which may depend on x); or a `Fit` of one. With
-            `features`, anything: it is not used.
+            `features` it is not used and may be None.
         problem_or_data: a problem to simulate, or a `Draw` of fixed data.
         bias_weight: λ from 0 to infinity.
         key: for the simulations; needed with a problem.

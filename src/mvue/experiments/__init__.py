@@ -2,7 +2,11 @@
 
 from ._common import Experiment as Experiment
 from ._common import InterruptedRunError as InterruptedRunError
+from .linear import EXPERIMENT as _LINEAR
+from .regularization import EXPERIMENT as _REGULARIZATION
 from .snr import EXPERIMENT as _SNR
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (_SNR,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (_SNR, _LINEAR, _REGULARIZATION)
+}
 """All experiments by name."""

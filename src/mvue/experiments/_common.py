@@ -168,6 +168,13 @@ def estimate_microseconds(estimator: Any, x: Any) -> float:
     return float(best / len(jax.tree.leaves(x)[0]) * 1e6)
 
 
+def as_text(rows: list[list[str]]) -> str:
+    """A table for the terminal."""
+    widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
+    lines = ["   ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(lines)
+
+
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on."""
     packages = ("mvue", "jax", "jaxlib", "equinox", "optax", "numpyro", "numpy")

@@ -17,7 +17,7 @@ from mvue.plot import draw_bound, draw_series, new_figure, share_legend
 from mvue.problems import snr, snr_corrected_mle, snr_mle
 from mvue.report import Section, report_sections
 
-from ._common import TIMED_BATCH, Experiment, Findings, Run, estimate_microseconds
+from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, estimate_microseconds
 
 SNR_RANGE = (2.0, 50.0)
 VALUES = 13
@@ -295,13 +295,6 @@ def claim_rows(results: dict[str, Any]) -> list[list[str]]:
             *map(inverse, ("bce", "bce_paper", "emmse", "mle_corrected")),
         ],
     ]
-
-
-def as_text(rows: list[list[str]]) -> str:
-    """A table for the terminal."""
-    widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-    lines = ["   ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(lines)
 
 
 EXPERIMENT = Experiment(
