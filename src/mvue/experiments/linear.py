@@ -130,7 +130,8 @@ def body(run: Run) -> Findings:
                 "From LMMSE to weighted least squares",
                 [
                     "Lines are theory, points Monte Carlo averages over the prior with two "
-                    "standard errors, crosses the exact errors of estimators fitted to a sample."
+                    "standard errors (where they exceed four), crosses the exact errors of "
+                    "estimators fitted to a sample."
                 ],
                 figure=figure,
                 table=table,
@@ -163,7 +164,7 @@ def plot_bridge(
         ax.plot(place, np.maximum(exact, 1e-12), color=colour, label=name)
         ax.plot(place, np.maximum(sample, 1e-12), "x", color=colour, markersize=4, alpha=0.6)
         value, error = simulated.T
-        clear = value > 2 * error
+        clear = value > 4 * error
         ax.errorbar(shown[clear], value[clear], 2 * error[clear], fmt="o", color=colour, capsize=3)
     ax.set(xscale="log", yscale="log", xlabel="bias weight λ")
     ax.set_ylim(1e-4 * theory.sum(axis=1).max(), 3 * theory.sum(axis=1).max())

@@ -138,7 +138,7 @@ def body(run: Run) -> Findings:
                 "MSE over that of the oracle",
                 [
                     "Mean over repetitions with a band of one standard deviation between "
-                    "repetitions. Errors are exact for the true model; λ and the ridge are chosen "
+                    "repetitions; weighted least squares is far above the figure. Errors are exact for the true model; λ and the ridge are chosen "
                     f"on {s.validation} validation measurements, never on the errors shown."
                 ],
                 figure=figure,
@@ -152,16 +152,14 @@ def body(run: Run) -> Findings:
 
 
 def plot_errors(s: Settings, relative: np.ndarray) -> Any:
-    """MSE over that of the oracle against the number of samples."""
+    """MSE over that of the oracle against the number of samples, without far-off WLS."""
     figure = new_figure(7.5, 4.5)
     ax = figure.subplots()
-    for j, name in enumerate(METHODS[1:], start=1):
+    for j, name in enumerate(METHODS[1:-1], start=1):
         spread = relative[j].std(axis=1, ddof=1)
         draw_series(ax, s.samples, relative[j].mean(axis=1), spread, name, j - 1, width=1.0)
     ax.axhline(1, color="black", linestyle="--", linewidth=1, label="oracle")
-    learned = relative[1:-1].mean(axis=2)
-    ax.set_ylim(0.9, 1.5 * learned.max())  # weighted least squares is far above
-    ax.set(xlabel="samples of y", ylabel="MSE / MSE of the oracle", yscale="log")
+    ax.set(xlabel="samples of y", ylabel="MSE / MSE of the oracle")
     share_legend(figure, [ax])
     return figure
 
