@@ -138,7 +138,8 @@ def body(run: Run) -> Findings:
                 "MSE over that of the oracle",
                 [
                     "Mean over repetitions with a band of one standard deviation between "
-                    "repetitions; weighted least squares is far above the figure. Errors are exact for the true model; λ and the ridge are chosen "
+                    "repetitions; weighted least squares is far above the figure. Errors are "
+                    "exact for the true model; λ and the ridge are chosen "
                     f"on {s.validation} validation measurements, never on the errors shown."
                 ],
                 figure=figure,
