@@ -124,6 +124,122 @@ def test_failures_are_counted_not_hidden(line, swept_key):
     assert report.summary("estimator")["failures"] == one.failures[0]
 
 
+def test_an_estimator_that_always_fails_is_not_perfect(line, key):
+    def broken(x):
+        return x * jnp.nan
+
+    estimators = {"raw": lambda x: x, "shrink": shrink, "broken": broken}
+    with pytest.warns(mvue.NonFiniteWarning, match="broken gave"):
+        report = mvue.assess(estimators, line, at=AT, repeats=300, key=key)
+    figures = report.summary("broken")
+    assert np.isnan(figures["max_bias_over_sd"])
+    assert np.isnan(figures["bmse"])
+    assert figures["prior_failures"] >= 256
+    assert np.isnan(report["broken"].bias).all()
+    assert json.loads(report.to_json())["estimators"]["broken"]["bmse"] is None
+    assert "nan" in str(report)
+    # The comparison of the others is untouched.
+    alone = {name: estimators[name] for name in ("raw", "shrink")}
+    without = mvue.assess(alone, line, at=AT, repeats=300, key=key)
+    np.testing.assert_allclose(
+        report.mse_ratio("shrink", "raw"), without.mse_ratio("shrink", "raw"), rtol=1e-4
+    )
+
+
+def test_failures_over_the_prior_are_counted(line, key):
+    def fragile(x):
+        return jnp.where(x[:1] > 1.5, jnp.nan, x)
+
+    with pytest.warns(mvue.NonFiniteWarning, match="unknowns from the prior"):
+        report = mvue.assess(fragile, line, at=[[-1.0, 0.0]], repeats=500, key=key)
+    assert report.summary("estimator")["prior_failures"] > 0
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e9])
+def test_units_do_not_matter(key, unit):
+    """All numbers scale with the unit of y, standard errors too."""
+
+    def problem(u):
+        return mvue.Problem(dist.Uniform(u, 2 * u), lambda k, t: t + 0.1 * u * jr.normal(k, (3,)))
+
+    estimators = {"mean": lambda x: x.mean(), "first": lambda x: x[0]}
+    one, scaled = (
+        mvue.assess(estimators, problem(u), at=[1.5 * u], repeats=500, key=key) for u in (1.0, unit)
+    )
+    for field, power in (("bias", 1), ("sd", 1), ("sd_se", 1), ("mse", 2), ("mse_se", 2)):
+        a, b = (getattr(report["mean"], field) for report in (one, scaled))
+        np.testing.assert_allclose(b, a * unit**power, rtol=1e-3, atol=1e-5 * unit**power)
+    np.testing.assert_allclose(
+        scaled["mean"].prior.bmse_se, one["mean"].prior.bmse_se * unit**2, rtol=1e-3
+    )
+    np.testing.assert_allclose(
+        scaled.mse_ratio("mean", "first"), one.mse_ratio("mean", "first"), rtol=1e-3
+    )
+
+
+def test_standard_error_of_bias_over_sd(seed):
+    """Of a skewed, biased estimator, against the spread between repetitions."""
+    problem = mvue.Problem(dist.Uniform(0.5, 2.0), lambda k, t: t * jr.exponential(k, (2,)))
+    shrunk = [
+        mvue.assess(lambda x: 0.5 * x.mean(), problem, at=[1.0], repeats=400, key=jr.key(i))
+        for i in range(100 * seed, 100 * seed + 30)
+    ]
+    values = np.array([r["estimator"].bias_in_sd[0, 0] for r in shrunk])
+    stated = np.mean([r["estimator"].bias_over_sd_se[0, 0] for r in shrunk])
+    assert 0.6 < values.std(ddof=1) / stated < 1.5  # sd of a sd of 30 values: 13 %
+
+
+def test_constant_estimator(line, key):
+    report = mvue.assess(lambda x: jnp.zeros(2), line, at=AT, repeats=50, key=key)
+    assert (report["estimator"].sd == 0).all()
+    np.testing.assert_allclose(report["estimator"].mse, AT**2, atol=1e-6)
+    assert "inf" in str(report)
+    json.loads(report.to_json())
+
+
+def test_numpy_estimators_of_any_kind(line, key):
+    def in_place(x):
+        x[0] = 0.5
+        return x
+
+    report = mvue.assess(
+        {"mask": lambda x: x[x > -9], "in place": in_place, "plain": lambda x: [0.0, 1.0]},
+        line,
+        at=AT,
+        repeats=20,
+        key=key,
+    )
+    np.testing.assert_allclose(report["in place"].bias[:, 0], 0.5 - AT[:, 0], atol=1e-6)
+
+    calls = []
+
+    def fails_later(x):
+        calls.append(1)
+        if len(calls) > 5:
+            raise RuntimeError("out of paper")
+        return np.sort(x)
+
+    with pytest.raises(ValueError, match="'estimator' failed: out of paper"):
+        mvue.assess(fails_later, line, at=AT, repeats=20, key=key)
+
+
+def test_tables_lose_nothing(line, key):
+    names = [f"a rather long name of an estimator [{i}]" for i in range(9)]
+    report = mvue.assess(dict.fromkeys(names, shrink), line, at=AT, repeats=20, key=key)
+    text = str(report)
+    assert all(text.count(name) >= 2 for name in names)
+    assert "…" not in text.replace(" … ", "")
+
+
+def test_fit_and_assess_share_no_random_numbers(line, key):
+    """The same key may be given to both."""
+    from mvue._problem import key_for
+
+    keys = [key_for(purpose, key) for purpose in ("fit", "assess", "standardize", "refit")]
+    parts = np.concatenate([jr.key_data(jr.split(k, 4)) for k in keys])
+    assert len(np.unique(parts, axis=0)) == len(parts)
+
+
 def test_nuisances_may_be_left_out(key):
     problem = mvue.Problem(
         {"h": dist.Uniform(1.0, 10.0), "y": dist.Uniform(0.0, 1.0)},
@@ -160,6 +276,7 @@ def test_values_outside_the_prior_warn(key, with_support):
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
+        ({"estimator": lambda x: x + 1j}, ValueError, "complex numbers"),
         ({"estimator": lambda x: x[:1]}, ValueError, r"shape of y, \(2,\).*returned shape \(1,\)"),
         ({"estimator": lambda x: x @ jnp.ones((3, 2))}, ValueError, "failed on one measurement"),
         ({"estimator": {}}, ValueError, "at least one estimator"),

@@ -115,6 +115,44 @@ def test_checkpoint_of_another_run_is_refused_and_left_alone(tmp_path, changes, 
     assert listing(tmp_path) == before
 
 
+def table_problem(end):
+    """A constant inside a function that is compiled by itself."""
+    table = np.linspace(0.0, end, 200, dtype="float32")
+    simulate = jax.jit(lambda key, t: t * jnp.asarray(table) + jr.normal(key, (200,)))
+    return mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
+
+
+def test_hidden_constants_are_told_apart(tmp_path):
+    network = eqx.nn.MLP(200, 1, 4, 1, key=jr.key(0))
+    small_fit(tmp_path, problem=table_problem(1.0), network=network, steps=3)
+    with pytest.raises(mvue.CheckpointError, match="another training run"):
+        small_fit(tmp_path, problem=table_problem(1.001), network=network, steps=3)
+
+
+def test_hidden_learning_rates_are_told_apart(tmp_path):
+    def optimizer(rate):
+        return optax.inject_hyperparams(optax.adam)(learning_rate=rate)
+
+    small_fit(tmp_path, optimizer=optimizer(1e-3), steps=3)
+    with pytest.raises(mvue.CheckpointError, match="first_state"):
+        small_fit(tmp_path, optimizer=optimizer(1e-1), steps=3)
+
+
+def test_other_files_in_the_folder_survive(tmp_path):
+    small_fit(tmp_path)
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "data.csv").write_text("1,2\n")
+    with pytest.warns(UserWarning, match="step 2024 .* is damaged"):
+        small_fit(tmp_path)
+    assert any(path.read_text() == "1,2\n" for path in tmp_path.rglob("data.csv"))
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(mvue.CheckpointError, match="must be a folder"):
+        small_fit(tmp_path / "run")
+
+
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     small_fit(tmp_path)
     monkeypatch.setattr("mvue._train.__version__", "99.0")

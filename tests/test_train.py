@@ -170,6 +170,50 @@ def test_patience_stops_early_and_returns_the_best(line, key):
     np.testing.assert_allclose(a, SIGNAL / (SIGNAL + NOISE) * np.eye(2), atol=0.3)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_units_of_y_do_not_matter(key, unit):
+    def fit(u):
+        problem = mvue.Problem(
+            dist.Uniform(u, 2 * u), lambda k, y: y + 0.1 * u * jr.normal(k, (5,))
+        )
+        return mvue.fit(problem, steps=200, batch_size=32, replicates=4, key=key)
+
+    assert fit(unit).held_out["mse"] / unit**2 == pytest.approx(fit(1.0).held_out["mse"], rel=0.2)
+
+
+def test_failing_batches_are_skipped_not_divergence(key):
+    """With one unknown in a batch, a failure leaves nothing to learn from."""
+
+    def simulate(key, theta):
+        fails = jr.uniform(jr.fold_in(key, 1)) < 0.001
+        return jnp.where(fails, jnp.nan, theta + jr.normal(key, (2,)))
+
+    problem = mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
+    fit = mvue.fit(problem, key=key, steps=900, batch_size=1, replicates=4)
+    assert fit.outcome is mvue.Outcome.FINISHED
+    assert fit.nonfinite > 0
+
+
+def test_complex_data_keep_both_parts(key):
+    problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda k, t: 1j * (t + 0.1 * jr.normal(k, (3,))))
+    fit = mvue.fit(problem, key=key, steps=200)
+    assert fit.held_out["mse"] < 0.02  # a twelfth without the imaginary part
+
+
+def test_held_out_numbers_are_of_the_weights_returned(line, key):
+    fit = mvue.fit(line, linear(key), mvue.emmse(), key=key, steps=100, keep="best")
+    report = mvue.assess(fit, line, repeats=4_000, key=key)
+    prior = report["estimator"].prior
+    error = np.hypot(fit.held_out["mse_se"], prior.bmse_se)
+    assert abs(fit.held_out["mse"] - prior.bmse) < 4.5 * error
+
+
+def test_optimizers_that_look_at_the_loss(line, key):
+    optimizer = optax.chain(optax.adam(1e-2), optax.contrib.reduce_on_plateau())
+    fit = mvue.fit(line, linear(key), mvue.emmse(), key=key, steps=50, optimizer=optimizer)
+    assert fit.outcome is mvue.Outcome.FINISHED
+
+
 @pytest.mark.parametrize("keep", ["average", "best", "last"])
 def test_kept_weights(line, key, keep):
     fit = mvue.fit(line, linear(key), mvue.emmse(), key=key, steps=300, optimizer=0.02, keep=keep)
@@ -268,6 +312,7 @@ def test_progress_bar(line, key, capsys):
         ({"checkpoint_every": -1.0}, "checkpoint_every must be"),
         ({"optimizer": -0.1}, "learning rate, must be positive"),
         ({"network": lambda x: x}, "no trainable arrays"),
+        ({"loss": lambda e, draw, progress: e}, "loss must return a scalar"),
         ({"network": eqx.nn.Linear(3, 2, key=jr.key(0))}, "network failed on one"),
         ({"network": eqx.nn.Linear(2, 3, key=jr.key(0))}, "an array of the shape of y"),
     ],

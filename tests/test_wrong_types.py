@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 SCRIPT = """
-import jax.random as jr, numpy as np, numpyro.distributions as dist
+import jax, jax.random as jr, numpy as np, numpyro.distributions as dist
 import mvue
 
 prior = dist.Uniform(0.0, 1.0)
@@ -18,6 +18,14 @@ cases = [
     (lambda: mvue.fit(problem, key=key, steps=2.5), ValueError, "steps must be a whole number"),
     (lambda: mvue.fit(problem, key=key, batch_size=True), ValueError, "batch_size must be a whole"),
     (lambda: mvue.fit(problem, key=key, keep="worst"), ValueError, "keep must be 'average'"),
+    (lambda: mvue.fit(problem, key=key, optimizer="adam"), TypeError, "must be an Optax optimizer"),
+    (lambda: mvue.fit(problem, key=key, loss="mse"), TypeError, "loss must be callable"),
+    (lambda: mvue.fit(problem, key=key, loss=mvue.mse), TypeError, "as loss(estimates, draw, prog"),
+    (lambda: mvue.assess({1: np.mean}, problem, key=key), TypeError, "must be named by strings"),
+    (lambda: mvue.fit(problem.simulate, key=key), TypeError, "problem must be a Problem"),
+    (lambda: jax.jit(lambda k: mvue.fit(problem, key=k))(key), TypeError, "fit cannot be traced"),
+    (lambda: mvue.bce(np.float32(-1)), ValueError, "bias_weight must be at least 0"),
+    (lambda: mvue.bce("40"), TypeError, "bias_weight must be a number"),
     (lambda: mvue.bce(1.0, penalty="none"), ValueError, "penalty must be 'unbiased' or"),
     (lambda: mvue.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
     (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable or a Fit, got float"),
@@ -37,4 +45,4 @@ print(len(cases), "refused")
 def test_wrong_types_are_refused_by_name():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "10 refused" in done.stdout
+    assert "18 refused" in done.stdout

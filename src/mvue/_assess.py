@@ -1,7 +1,8 @@
 """Assessment: bias, variance and MSE of estimators at fixed values of the unknown."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,8 +14,16 @@ from jaxtyping import Array
 
 from ._fit import Fit
 from ._losses import unit_mse, unit_squared_bias
-from ._moments import Moments, merge, moments_of, summarize
-from ._problem import Draw, Problem, check_count, check_output, describe_shapes, fold_in_each
+from ._moments import Moments, merge, moments_of, rescale, summarize
+from ._problem import (
+    Draw,
+    Problem,
+    check_count,
+    check_output,
+    describe_shapes,
+    fold_in_each,
+    key_for,
+)
 from ._progress import progress_bar
 from ._report import Assessment, PriorAverage, Report
 from ._types import Estimator, ExtrapolationWarning, Key, NonFiniteWarning, Theta
@@ -57,11 +66,14 @@ def assess(
     """
     check_count("repeats", repeats, least=2)
     named = estimator if isinstance(estimator, Mapping) else {"estimator": estimator}
+    if not all(isinstance(name, str) for name in named):
+        raise TypeError(f"estimators must be named by strings, got {list(named)}")
     if not named:
         raise ValueError("estimator must name at least one estimator, got an empty dict")
-    x_shape, y_shape = problem.shapes()
-    functions = {n: _as_function(n, e, x_shape, y_shape.shape[0]) for n, e in named.items()}
-    at_key, draw_key, prior_key = jr.split(key, 3)
+    _, y_shape = problem.shapes()
+    example = _example(problem)
+    functions = {n: _as_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
+    at_key, draw_key, prior_key = jr.split(key_for("assess", key), 3)
     theta = _values(problem, at, at_key)
     y = jax.vmap(problem.y_of)(theta)
     if at is not None:
@@ -70,18 +82,19 @@ def assess(
     truth = jax.vmap(transform)(y)
 
     pieces = _Pieces(problem, tuple(functions.values()), transform)
-    errors, squares = pieces.at_values(theta, truth, repeats, draw_key, progress)
-    averages = pieces.over_prior(repeats, prior_key)
+    with _own_errors(functions):
+        errors, squares = pieces.at_values(theta, truth, repeats, draw_key, progress)
+        averages = pieces.over_prior(repeats, prior_key, np.fmax.reduce(_rms(errors).ravel()))
     bound = _bound(problem, theta, transform, y)
     assessments = {}
     for i, name in enumerate(functions):
         one = Moments(*(leaf[i] for leaf in errors))
         failures = np.asarray(repeats - one.number, dtype=int)
-        if failures.any():
+        if failures.any() or averages[i].failures:
             warnings.warn(
                 f"{name} gave {failures.sum():,} non-finite estimates in "
-                f"{failures.size * repeats:,}; they are counted as failures and left out "
-                "of the averages",
+                f"{failures.size * repeats:,}, and at least one for {averages[i].failures:,} "
+                "unknowns from the prior; they count as failures and are left out of the averages",
                 NonFiniteWarning,
                 stacklevel=2,
             )
@@ -106,13 +119,17 @@ def assess(
         repeats=repeats,
         estimators=assessments,
         bound=bound,
-        squared_errors=squares,
+        squared_errors=dict(zip(_pairs_of(list(functions)), squares, strict=True)),
     )
+
+
+def _pairs_of(names: list[str]) -> list[tuple[str, str]]:
+    return [(names[i], names[j]) for i in range(len(names)) for j in range(i)]
 
 
 class _Totals(NamedTuple):
     errors: Moments  # leading axes (estimators, values), d components
-    squares: Moments  # leading axis (values,), one component for each estimator
+    squares: Moments  # leading axes (pairs, values), two components
 
 
 class _Pieces:
@@ -137,13 +154,14 @@ class _Pieces:
 
     def at_values(
         self, theta: Theta, truth: Array, repeats: int, key: Key, progress: bool | None
-    ) -> tuple[Moments, Moments]:
-        values = truth.shape[0]
+    ) -> tuple[Moments, list[Moments]]:
+        """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
+        values, count = truth.shape[0], len(self.functions)
         size = int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats))
-        total: _Totals | None = None
+        pairs = np.array([(i, j) for i in range(count) for j in range(i)], int).reshape(-1, 2)
 
         @eqx.filter_jit
-        def piece(start: Array, key: Key, theta: Theta, truth: Array) -> _Totals:
+        def piece(start: Array, key: Key, theta: Theta, truth: Array, unit: Array) -> _Totals:
             index = start + jnp.arange(size)
             keys = fold_in_each(key, jnp.arange(values))
             keys = jax.vmap(fold_in_each, in_axes=(0, None))(keys, index)
@@ -151,84 +169,143 @@ class _Pieces:
             x = jax.vmap(measure)(keys, theta)
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
             estimates = self.estimate(flat)
-            errors = estimates.reshape(len(estimates), values, size, -1) - truth[None, :, None, :]
+            errors = estimates.reshape(count, values, size, -1) - truth[None, :, None, :]
             wanted = jnp.broadcast_to(index < repeats, (values, size))
             finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
-            squares = jnp.moveaxis((errors**2).sum(axis=-1), 0, -1)
-            return _Totals(moments_of(errors, finite), moments_of(squares, finite.all(axis=0)))
+            common = unit.max(axis=-1)[None, :, None, None]
+            squares = ((errors / common) ** 2).sum(axis=-1)
 
+            def pair(which: Array) -> Moments:
+                both = jnp.stack([squares[which[0]], squares[which[1]]], axis=-1)
+                return moments_of(both, finite[which[0]] & finite[which[1]])
+
+            return _Totals(
+                moments_of(errors / unit[None, :, None, :], finite), jax.lax.map(pair, pairs)
+            )
+
+        # Powers of very small or large errors would leave the range of single precision: a first
+        # piece tells their size, in which all are measured.
+        first = piece(jnp.asarray(0), key, theta, truth, jnp.ones_like(truth))
+        rms = np.fmax.reduce(_rms(first.errors.on_host()), axis=0)
+        unit = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
+        total: _Totals | None = None
         with progress_bar("assessing", repeats, show=progress) as advance:
             for start in range(0, repeats, size):
-                part = piece(jnp.asarray(start), key, theta, truth)
+                part = piece(jnp.asarray(start), key, theta, truth, jnp.asarray(unit, truth.dtype))
                 total = part if total is None else _Totals(*map(merge, total, part))
                 advance(min(start + size, repeats), "")
         assert total is not None
-        return total.errors.on_host(), total.squares.on_host()
+        common = np.repeat(unit.max(axis=-1)[:, None] ** 2, 2, axis=1)
+        squares = [
+            rescale(Moments(*(leaf[p] for leaf in total.squares.on_host())), common)
+            for p in range(len(pairs))
+        ]
+        return rescale(total.errors.on_host(), unit), squares
 
-    def over_prior(self, repeats: int, key: Key) -> list[PriorAverage]:
+    def over_prior(self, repeats: int, key: Key, unit: float) -> list[PriorAverage]:
         """Averages over the prior of squared error and squared bias."""
         m = PRIOR_REPLICATES
         units = max(256, repeats // m)
         size = int(np.clip(PIECE_NUMBERS // (m * self.x_size), 1, units))
         count = -(-units // size)
+        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
 
         @eqx.filter_jit
-        def piece(i: Array, key: Key) -> Moments:
+        def piece(i: Array, key: Key, unit: Array) -> Moments:
             draw: Draw = self.problem.draw(jr.fold_in(key, i), size, m)
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draw.x)
             estimates = self.estimate(flat)
             estimates = estimates.reshape(len(estimates), size, m, -1)
-            errors = estimates - jax.vmap(self.transform)(draw.y)[None, :, None, :]
+            errors = (estimates - jax.vmap(self.transform)(draw.y)[None, :, None, :]) / unit
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
             bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
             both = jnp.stack([mse, bias2], axis=-1)
             return moments_of(both, jnp.isfinite(both).all(axis=-1))
 
-        total = piece(jnp.asarray(0), key)
-        for i in range(1, count):
-            total = merge(total, piece(jnp.asarray(i), key))
-        stats = summarize(total.on_host())
+        total = None
+        for i in range(count):
+            part = piece(jnp.asarray(i), key, jnp.asarray(unit, jnp.result_type(float)))
+            total = part if total is None else merge(total, part)
+        assert total is not None
+        total = rescale(total.on_host(), np.full(2, unit**2))
+        stats = summarize(total)
         return [
-            PriorAverage(*(float(v) for v in (bias[0], se[0], bias[1], se[1])))
-            for bias, se in zip(stats.bias, stats.bias_se, strict=True)
+            PriorAverage(mean[0], se[0], mean[1], se[1], int(count * size - number))
+            for mean, se, number in zip(
+                stats.bias.tolist(), stats.bias_se.tolist(), total.number, strict=True
+            )
         ]
 
 
-def _as_function(name: str, estimator: Any, x: Any, d: int) -> Estimator:
+def _rms(errors: Moments) -> np.ndarray:
+    """Root mean squared errors."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = np.einsum("...ii->...i", errors.second) / errors.number[..., None]
+        return np.sqrt(errors.mean**2 + variance)
+
+
+def _example(problem: Problem) -> Any:
+    """One measurement."""
+    return jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(0), 1, 1).x)
+
+
+def _as_function(name: str, estimator: Any, example: Any, d: int) -> Estimator:
     """An estimator that can be traced, checked for its output."""
+    label = f"estimator {name!r}"
     if isinstance(estimator, Fit):
         estimator = estimator.estimator
     if not callable(estimator):
-        raise TypeError(
-            f"estimator {name!r} must be callable or a Fit, got {type(estimator).__name__}"
-        )
+        raise TypeError(f"{label} must be callable or a Fit, got {type(estimator).__name__}")
     try:
-        output = eqx.filter_eval_shape(estimator, x)
-    except (jax.errors.JAXTypeError, jax.errors.TracerArrayConversionError):
-        return _on_host(name, estimator, d)
+        output = eqx.filter_eval_shape(lambda x: jnp.asarray(estimator(x)), example)
     except Exception as error:
-        raise ValueError(
-            f"estimator {name!r} failed on one measurement, {describe_shapes(x)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    check_output(f"estimator {name!r}", output, d)
-    return estimator
+        host = _HostEstimator(label, estimator, d)
+        try:
+            host.call(example)
+        except Exception as on_host:
+            raise ValueError(
+                f"{label} failed on one measurement, {describe_shapes(example)}; with a JAX array: "
+                f"{type(error).__name__}: {error}; with NumPy: {type(on_host).__name__}: {on_host}"
+            ) from on_host
+        return host
+    check_output(label, output, d)
+    return lambda x: jnp.asarray(estimator(x))
 
 
-def _on_host(name: str, estimator: Estimator, d: int) -> Estimator:
+class _HostEstimator:
     """A function that JAX cannot trace, called on NumPy arrays one measurement at a time."""
-    dtype = jnp.result_type(float)
 
-    def call(x: Any) -> np.ndarray:
-        output = np.asarray(estimator(jax.tree.map(np.asarray, x)), dtype)
-        check_output(f"estimator {name!r}", output, d)
-        return output.reshape(d)
+    def __init__(self, label: str, estimator: Estimator, d: int) -> None:
+        self.label, self.estimator, self.d = label, estimator, d
+        self.error: Exception | None = None
 
-    def traced(x: Any) -> Array:
-        shape = jax.ShapeDtypeStruct((d,), dtype)
-        return jax.pure_callback(call, shape, x, vmap_method="sequential")
+    def call(self, x: Any) -> np.ndarray:
+        output = np.asarray(self.estimator(jax.tree.map(np.array, x)))
+        check_output(self.label, output, self.d)
+        return output.astype(jnp.result_type(float)).reshape(self.d)
 
-    return traced
+    def noting_errors(self, x: Any) -> np.ndarray:
+        try:
+            return self.call(x)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def __call__(self, x: Any) -> Array:
+        shape = jax.ShapeDtypeStruct((self.d,), jnp.result_type(float))
+        return jax.pure_callback(self.noting_errors, shape, x, vmap_method="sequential")
+
+
+@contextmanager
+def _own_errors(functions: Mapping[str, Estimator]) -> Iterator[None]:
+    """Report what went wrong in a NumPy estimator, not in the machinery around it."""
+    try:
+        yield
+    except Exception:
+        for function in functions.values():
+            if isinstance(function, _HostEstimator) and function.error is not None:
+                raise ValueError(f"{function.label} failed: {function.error}") from function.error
+        raise
 
 
 def _transform(of: Callable[[Any], Any] | None, d: int) -> Callable[[Any], Any]:
@@ -259,15 +336,19 @@ def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
 
     def fit_shape(value: Any, like: Any) -> Array:
         try:
-            value = jnp.asarray(value, like.dtype)
+            given = np.asarray(value, np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(f"at must hold arrays of values of theta: {error}") from error
+        value = jnp.asarray(given, like.dtype)
+        if (np.asarray(value, np.float64) != np.rint(given)).any() and value.dtype.kind in "iu":
+            raise ValueError(f"at must hold whole numbers, as the prior does; got {given}")
         if value.ndim == 1 and like.shape == (1,):
             value = value[:, None]
         if value.ndim == 0 or value.shape[1:] != like.shape or value.shape[0] == 0:
+            wanted = ", ".join(map(str, ("K", *like.shape)))
             raise ValueError(
-                f"at must hold values of theta along a new leading axis, shape "
-                f"(K, {', '.join(map(str, like.shape))}); got {value.shape}"
+                f"at must hold values of theta along a new leading axis, shape ({wanted}); got "
+                f"{value.shape}"
             )
         return value
 
@@ -288,7 +369,10 @@ def _complete(problem: Problem, at: Any, one: Mapping[str, Any], key: Key) -> An
     missing = sorted(set(one) - set(at))
     if not missing:
         return at
-    count = len(np.asarray(next(iter(at.values()))))
+    first = np.asarray(next(iter(at.values())))
+    if first.ndim == 0:
+        raise ValueError(f"at must hold values along a new leading axis, got the number {first}")
+    count = len(first)
     drawn = jax.vmap(problem.sample_prior)(jr.split(key, count))
     return {**at, **{name: drawn[name] for name in missing}}
 
@@ -345,8 +429,5 @@ def _bound(
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), theta)
         bound = np.asarray(jax.vmap(problem.crb)(exact), np.float64)
-    d = y.shape[1]
-    if bound.shape != (len(y), d, d):
-        raise ValueError(f"crb(theta) must return shape ({d}, {d}), got {bound.shape[1:]}")
     jacobian = np.asarray(jax.vmap(jax.jacobian(transform))(y), np.float64)
     return jacobian @ bound @ jacobian.swapaxes(1, 2)

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxtyping import PyTree
 from ._types import CheckpointError
 
 KEEP = 3
+_ARRAYS = (np.ndarray, jax.Array)
 
 
 class Checkpoints:
@@ -38,6 +40,8 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._args = ocp.args
         self.directory = Path(directory).resolve()
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"checkpoint must be a folder, got the file {self.directory}")
         self.identity = identity
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP, create=True, enable_async_checkpointing=False
@@ -60,7 +64,7 @@ class Checkpoints:
     def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """The newest readable state and its history, or None in an empty folder.
 
-        A checkpoint that cannot be read is deleted, with a warning, once an older one has been
+        A checkpoint that cannot be read is set aside, with a warning, once an older one has been
         read in its place.
 
         Args:
@@ -89,7 +93,7 @@ class Checkpoints:
                     f"the one of step {step}",
                     stacklevel=4,
                 )
-                self._manager.delete(bad)
+                self._set_aside(bad)
             ordered = [leaves[name] for name in _numbered(like)]
             return jax.tree.unflatten(jax.tree.structure(like), ordered), record["history"]
         if damaged:
@@ -98,6 +102,15 @@ class Checkpoints:
                 f"{', '.join(map(str, sorted(damaged)))}): delete the folder or choose another"
             )
         return None
+
+    def _set_aside(self, step: int) -> None:
+        """Rename a folder that cannot be read: whatever it is, it is not ours to delete."""
+        folder = self.directory / str(step)
+        name = f"{step}.damaged"
+        while (self.directory / name).exists():
+            name += "+"
+        folder.rename(self.directory / name)
+        self._manager.reload()
 
     def close(self) -> None:
         """Finish writing."""
@@ -126,7 +139,24 @@ def program_digest(jaxpr: Any) -> str:
     It changes with the prior, the simulator, the network, the loss and the optimizer.
     """
     operations = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # addresses differ between processes
-    return hashlib.sha256((operations + arrays_digest(jaxpr.consts)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256((operations + arrays_digest(list(_constants(jaxpr)))).encode())
+    return digest.hexdigest()[:16]
+
+
+def _constants(node: Any) -> Iterator[Any]:
+    """All arrays that a program closes over, those of nested programs too."""
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _constants(child)
+    elif hasattr(node, "jaxpr"):  # closed
+        yield from node.consts
+        yield from _constants(node.jaxpr)
+    elif hasattr(node, "eqns"):
+        for equation in node.eqns:
+            yield from (
+                v.val for v in equation.invars if isinstance(getattr(v, "val", None), _ARRAYS)
+            )
+            yield from _constants(list(equation.params.values()))
 
 
 def arrays_digest(tree: PyTree) -> str:

@@ -54,6 +54,9 @@ class Fit:
     """How many steps were done."""
     weights: str
     """Which weights the estimator has, in words."""
+    held_out: dict[str, float]
+    """Loss, MSE and squared bias of the estimator, with standard errors, on unknowns that neither
+    training nor the choice of weights has seen; averages over the prior."""
     history: History
     """One row for each validation."""
     seconds: float
@@ -66,19 +69,17 @@ class Fit:
     """What was trained, and how."""
 
     def __str__(self) -> str:
-        s, last = self.settings, self.history.last
+        s, seen = self.settings, self.held_out
         lines = [
             f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
             f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
             f"  loss      {s['loss']}; N = {s['batch_size']}, M = {s['replicates']}",
             f"  network   {s['network']}; {self.weights}",
         ]
-        if last:
-            lines.append(
-                f"  held out  MSE {last['held_out_mse']:.4g} ± {last['held_out_mse_se']:.1g}, "
-                f"bias² {last['held_out_squared_bias']:.2g} ± "
-                f"{last['held_out_squared_bias_se']:.1g} (averages over the prior)"
-            )
+        line = f"  held out  MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
+        if s["replicates"] > 1:
+            line += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
+        lines.append(f"{line} (averages over the prior)")
         if self.nonfinite:
             lines.append(
                 f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"

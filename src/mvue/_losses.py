@@ -169,12 +169,16 @@ def unit_squared_bias(errors: AnyArray, penalty: Penalty) -> AnyArray:
 
 
 def check_bias_weight(bias_weight: Any, *, finite: bool = True) -> None:
-    """Refuse a λ that is a number but not a usable one; traced values pass."""
-    if not isinstance(bias_weight, (int, float)):
+    """Refuse a λ that is not a usable number; traced values pass."""
+    if isinstance(bias_weight, str):
+        raise TypeError(f"bias_weight must be a number, got the string {bias_weight!r}")
+    try:
+        value = float(bias_weight)
+    except (TypeError, ValueError):  # traced: its value is not known yet
         return
-    if math.isnan(bias_weight) or bias_weight < 0:
-        raise ValueError(f"bias_weight must be at least 0, got {bias_weight}")
-    if finite and math.isinf(bias_weight):
+    if math.isnan(value) or value < 0:
+        raise ValueError(f"bias_weight must be at least 0, got {value}")
+    if finite and math.isinf(value):
         raise ValueError(
             "bias_weight must be finite in a loss, got inf: use a large number; the limit exists "
             "only where the estimator has a closed form"

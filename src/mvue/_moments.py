@@ -74,6 +74,17 @@ def merge(a: Moments, b: Moments) -> Moments:
     )
 
 
+def rescale(moments: Moments, unit: np.ndarray) -> Moments:
+    """Moments of values that were divided by a unit, shape (..., d), in their own units."""
+    return Moments(
+        moments.number,
+        moments.mean * unit,
+        moments.second * unit[..., :, None] * unit[..., None, :],
+        moments.third * unit**3,
+        moments.fourth * unit**4,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ErrorSummary:
     """Bias, spread and MSE with standard errors, from the moments of errors."""
@@ -84,25 +95,33 @@ class ErrorSummary:
     sd_se: np.ndarray
     mse: np.ndarray
     mse_se: np.ndarray
+    bias_over_sd_se: np.ndarray
 
 
 def summarize(moments: Moments) -> ErrorSummary:
-    """What moments of errors say of each component."""
-    n = moments.number[..., None]
+    """What moments of errors say of each component; nan where there are none."""
+    n = np.where(moments.number > 0, moments.number, np.nan)[..., None]
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.einsum("...ii->...i", moments.covariance)
-        bias, var0 = moments.mean, np.einsum("...ii->...i", moments.second) / n
-        third, fourth = moments.third / n, moments.fourth / n
-        mse = bias**2 + var0
-        # E e⁴ from central moments; the variance of e² is E e⁴ - (E e²)².
-        raw_fourth = fourth + 4 * bias * third + 6 * bias**2 * var0 + bias**4
+        bias = np.where(n > 0, moments.mean, np.nan)
+        variance = np.einsum("...ii->...i", moments.second) / (n - 1)
+        # A spread that single precision cannot tell from zero beside the mean is zero.
+        variance = np.where(variance <= (1e-6 * bias) ** 2, 0.0, variance)
+        var0 = np.einsum("...ii->...i", moments.second) / n
         sd = np.sqrt(variance)
-        spread = np.maximum(fourth - var0**2, 0) / n
+        # Moments in units of sd, so that no power of a small or large number is taken.
+        delta, spread = bias / sd, var0 / variance
+        skew, kurtosis = moments.third / n / sd**3, moments.fourth / n / sd**4
+        raw_fourth = kurtosis + 4 * delta * skew + 6 * delta**2 * spread + delta**4
+        raw_second = delta**2 + spread
+        exact = sd == 0
+        mse_se = np.sqrt(np.maximum(raw_fourth - raw_second**2, 0) / n) * variance
+        ratio_se = np.sqrt(np.maximum(1 - skew * delta + (kurtosis - 1) * delta**2 / 4, 0) / n)
         return ErrorSummary(
             bias=bias,
             bias_se=sd / np.sqrt(n),
             sd=sd,
-            sd_se=np.sqrt(spread) / (2 * np.where(sd > 0, sd, 1)),
-            mse=mse,
-            mse_se=np.sqrt(np.maximum(raw_fourth - mse**2, 0) / n),
+            sd_se=np.where(exact, 0.0, sd * np.sqrt(np.maximum(kurtosis - spread**2, 0) / n) / 2),
+            mse=bias**2 + var0,
+            mse_se=np.where(exact, 0.0, mse_se),
+            bias_over_sd_se=np.where(exact, np.nan, ratio_se),
         )

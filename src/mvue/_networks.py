@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PyTree
 
-from ._problem import Draw, Problem, pilot_draw
+from ._problem import Draw, Problem, key_for, pilot_draw
 from ._types import Key, Measurement
 
 PILOT_UNITS = 1024
@@ -115,7 +115,7 @@ def standardize(
         whiten: make the features uncorrelated, too; for a few features that say nearly the same.
         key: for the pilot draw.
     """
-    pilot = pilot_draw(problem, key, PILOT_UNITS, 1)
+    pilot = pilot_draw(problem, key_for("standardize", key), PILOT_UNITS, 1)
     values = _pilot_features(pilot, features or flatten)
     inputs = _whitening(values) if whiten else _scaling(values)
     return Standardized(features or flatten, inputs, network, head or _scale_back(pilot))
@@ -145,13 +145,22 @@ def default_network(problem: Problem, pilot: Draw, *, key: Key) -> Standardized:
 
 def flatten(x: Measurement) -> Float[Array, " p"]:
     """All numbers of one measurement in one vector."""
-    return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(x)])
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in _real_leaves(x)])
 
 
 def stack_elements(x: Measurement) -> Float[Array, "n p"]:
     """The elements of one exchangeable measurement as rows."""
-    leaves = [leaf.reshape(leaf.shape[0], -1).astype(float) for leaf in jax.tree.leaves(x)]
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in _real_leaves(x)]
     return jnp.concatenate(leaves, axis=1)
+
+
+def _real_leaves(x: Measurement) -> list[Array]:
+    """All arrays as real numbers, complex ones as two."""
+    leaves = []
+    for leaf in jax.tree.leaves(x):
+        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+        leaves += [leaf.real, leaf.imag] if is_complex else [leaf.astype(float)]
+    return leaves
 
 
 def order_statistics(x: Measurement) -> Float[Array, " p"]:

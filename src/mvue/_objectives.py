@@ -82,7 +82,7 @@ def bce(
             )
         return text + (", weighted" if weight else "")
 
-    needs_pairs = callable(bias_weight) or bias_weight > 0
+    needs_pairs = callable(bias_weight) or float(bias_weight) > 0
     return Loss(evaluate, describe, min_replicates=2 if needs_pairs else 1)
 
 

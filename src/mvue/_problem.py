@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,10 @@ from ._types import Key, Measurement, SimulatorError, Theta
 
 NONFINITE_LIMIT = 0.01
 """The largest fraction of simulations that may be non-finite before training is refused."""
+
+
+NONFINITE_FROM = 1_000
+"""So many unknowns must have been simulated before a fraction is judged."""
 
 
 class Draw(NamedTuple):
@@ -79,6 +84,8 @@ class Problem:
                 f"{len(names)}: {names}"
             )
         object.__setattr__(self, "names", names)
+        if self.crb is not None:
+            self._check_crb(y.shape[0])
         if self.exchangeable:
             lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
             if len(lengths) != 1 or lengths == {()}:
@@ -163,9 +170,9 @@ class Problem:
             raise SimulatorError(
                 f"prior.sample(key) failed; it must return one theta as arrays: {error}"
             ) from error
-        if self.target is None and len(jax.tree.leaves(theta)) != 1:
+        if self.target is None and not hasattr(theta, "shape"):
             raise SimulatorError(
-                f"theta has several parts, {describe_shapes(theta)}: say with target which is "
+                f"theta is not one array, {describe_shapes(theta)}: say with target what is "
                 "estimated, for example target=lambda theta: theta['name']"
             )
         try:
@@ -189,6 +196,19 @@ class Problem:
             raise SimulatorError("simulate(key, theta) returned no arrays")
         return x, y
 
+    def _check_crb(self, d: int) -> None:
+        assert self.crb is not None
+        theta = jax.eval_shape(self.sample_prior, jr.key(0))
+        try:
+            shape = jax.eval_shape(self.crb, theta).shape
+        except Exception as error:
+            raise ValueError(
+                f"crb(theta) failed for a theta of {describe_shapes(theta)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if shape != (d, d):
+            raise ValueError(f"crb(theta) must return a matrix of shape ({d}, {d}), got {shape}")
+
     def __repr__(self) -> str:
         x, _ = self.shapes()
         kind = "exchangeable " if self.exchangeable else ""
@@ -209,8 +229,12 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     if failing:
         raise failing
     draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
-    leaves = [leaf for leaf in jax.tree.leaves(draw.x) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    if all(bool((leaf == leaf[:, :1]).all()) for leaf in leaves or jax.tree.leaves(draw.x)):
+    if bool((draw.y == draw.y[:1]).all()):
+        raise SimulatorError(
+            "prior.sample ignores its key: all unknowns are equal; draw them from the key that "
+            "sample is given"
+        )
+    if all(bool((leaf == leaf[:, :1]).all()) for leaf in jax.tree.leaves(draw.x)):
         raise SimulatorError(
             "simulate ignores its key: repeated measurements of one theta are all equal, so there "
             "is no noise to average over; draw the noise from the key that simulate is given"
@@ -221,6 +245,11 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     return problem.draw(key, n, m)
+
+
+def key_for(purpose: str, key: Key) -> Key:
+    """A key that no other function derives from the same one: they never share random numbers."""
+    return jr.fold_in(key, zlib.crc32(purpose.encode()))
 
 
 def fold_in_each(key: Key, numbers: Array) -> Key:
@@ -242,7 +271,7 @@ def finite_units(draw: Draw) -> Array:
 def nonfinite_error(bad: int, total: int) -> SimulatorError | None:
     """What to raise for a simulator that fails too often, beyond what chance explains."""
     allowed = NONFINITE_LIMIT * total
-    if bad <= allowed + 3 * allowed**0.5:
+    if total < NONFINITE_FROM or bad <= allowed + 3 * allowed**0.5:
         return None
     return SimulatorError(
         f"{bad / total:.2%} of the simulated unknowns have a non-finite measurement, more than the "
@@ -260,8 +289,10 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 def check_output(name: str, output: Any, d: int) -> None:
     """Refuse an estimate whose shape is not that of y; a scalar will do for one component."""
     shape = getattr(output, "shape", None)
-    if shape != (d,) and not (d == 1 and shape == ()):
+    is_complex = shape is not None and jnp.issubdtype(output.dtype, jnp.complexfloating)
+    if is_complex or (shape != (d,) and not (d == 1 and shape == ())):
         got = type(output).__name__ if shape is None else f"shape {shape}"
+        got += " of complex numbers" if is_complex else ""
         raise ValueError(
             f"{name} must return an array of the shape of y, ({d},), for one measurement; it "
             f"returned {got}"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._losses import unit_mse, unit_squared_bias
 from ._networks import trainable
@@ -55,7 +55,9 @@ class State(NamedTuple):
     opt_state: PyTree
     sums: Sums
     nonfinite: Int[Array, ""]
-    diverged: Int[Array, ""]
+    diverged: Bool[Array, ""]
+    loss_unit: Float[Array, ""]
+    """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
 
 class Program:
@@ -69,7 +71,7 @@ class Program:
         steps: int,
         batch_size: int,
         replicates: int,
-        optimizer: optax.GradientTransformation | float | None,
+        optimizer: Any,
         keep: Keep,
     ) -> None:
         self.problem, self.loss = problem, loss
@@ -83,9 +85,10 @@ class Program:
                 "network has no trainable arrays: give an Equinox module whose leaves are "
                 "floating-point JAX arrays"
             )
-        if optimizer is None or isinstance(optimizer, (int, float)):
+        self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
+        if not isinstance(optimizer, optax.GradientTransformation):
             optimizer = default_optimizer(steps, 3e-3 if optimizer is None else optimizer)
-        self.optimizer = optimizer
+        self.optimizer = optax.with_extra_args_support(optimizer)
 
     def initial_state(self) -> State:
         # Copies, so that the compiled program never sees one buffer under two names.
@@ -99,6 +102,7 @@ class Program:
             sums=Sums.zero(),
             nonfinite=jnp.asarray(0),
             diverged=jnp.asarray(False),
+            loss_unit=jnp.ones(()),
         )
 
     def candidate(self, state: State) -> PyTree:
@@ -133,12 +137,15 @@ class Program:
         draw, bad = _replace_nonfinite(self.problem.draw(key, self.batch_size, self.replicates))
         progress = state.step / self.steps
 
-        def objective(params: PyTree) -> tuple[Array, Array]:
+        def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
             estimates = self.estimate(Arrays(params, constants), draw.x)
-            return self.loss(estimates, draw, progress), estimates
+            value = self.loss(estimates, draw, progress)
+            return value / state.loss_unit, (value, estimates)
 
-        (value, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        updates, opt_state = self.optimizer.update(
+            grads, state.opt_state, state.params, value=value
+        )
         params = optax.apply_updates(state.params, updates)
         share = jnp.maximum(1 / (state.step + 1), 1 / (1 + AVERAGED_FRACTION * self.steps))
         average = optax.incremental_update(params, state.average, share)
@@ -154,7 +161,12 @@ class Program:
         )
         good = jnp.isfinite(value) & _all_finite(params)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
-        return kept._replace(diverged=~good)
+        # A batch without a single finite unknown is skipped; training has not diverged.
+        empty = bad == self.batch_size
+        skipped = state._replace(step=after.step, nonfinite=after.nonfinite)
+        return jax.tree.map(
+            lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
+        )
 
     def validate(self, arrays: Arrays, key: Key) -> dict[str, Array]:
         """Loss, MSE and squared bias on unknowns that training never sees.
@@ -180,8 +192,15 @@ class Program:
         }
 
 
-def default_optimizer(steps: int, peak: float) -> optax.GradientTransformation:
+def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
     """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
+    try:
+        peak = float(peak)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "optimizer must be an Optax optimizer, such as optax.adam(1e-3), or a learning rate, "
+            f"got {peak!r}"
+        ) from error
     if not peak > 0:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
     warmup = max(1, steps // 100)

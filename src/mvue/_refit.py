@@ -14,7 +14,7 @@ from ._fit import Fit
 from ._grouped_moments import GroupedMoments
 from ._losses import check_bias_weight
 from ._noise_spectrum import fit_moments
-from ._problem import Draw, Problem, check_count, finite_units, nonfinite_error
+from ._problem import Draw, Problem, check_count, finite_units, key_for, nonfinite_error
 from ._types import Estimator, Key, Measurement
 
 PIECE_NUMBERS = 2**22  # numbers of x held at a time, 16 MB in float32
@@ -168,6 +168,7 @@ def _stream(
     numbers = replicates * sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     size = int(np.clip(PIECE_NUMBERS // numbers, 1, units))
     draw = jax.jit(problem.draw, static_argnums=(1, 2))
+    key = key_for("refit", key)
     bad = 0
     for i in range(-(-units // size)):
         piece = draw(jr.fold_in(key, i), size, replicates)

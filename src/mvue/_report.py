@@ -10,6 +10,7 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ._moments import Moments
 from ._types import Theta
@@ -27,6 +28,8 @@ class PriorAverage(NamedTuple):
     squared_bias: float
     """Mean of the squared bias; estimated without bias, so it may be slightly negative."""
     squared_bias_se: float
+    failures: int
+    """Unknowns that were left out because an estimate of theirs was not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +51,19 @@ class Assessment:
     """Non-finite estimates, left out of everything else, (K,)."""
     prior: PriorAverage
     """Averages over the prior."""
+    bias_over_sd_se: np.ndarray
+    """Standard error of bias / sd, about 1 / sqrt(repeats) where the bias is small."""
+
+    @property
+    def bias_in_sd(self) -> np.ndarray:
+        """Bias / sd, with its sign."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.bias / self.sd
 
     @property
     def bias_over_sd(self) -> np.ndarray:
-        """|bias| / sd; its standard error is about 1 / sqrt(repeats)."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.abs(self.bias) / self.sd
+        """|bias| / sd."""
+        return np.abs(self.bias_in_sd)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +81,8 @@ class Report:
     estimators: dict[str, Assessment]
     bound: np.ndarray | None
     """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
-    squared_errors: Moments
-    """Joint moments of the estimators' ‖error‖² on common measurements; see `mse_ratio`."""
+    squared_errors: dict[tuple[str, str], Moments]
+    """Joint moments of two estimators' ‖error‖² on common measurements; see `mse_ratio`."""
 
     @property
     def crb(self) -> np.ndarray | None:
@@ -86,31 +96,46 @@ class Report:
     def mse_ratio(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
         """Ratio of two estimators' MSE at each value, and its standard error, (K,).
 
-        Both saw the same measurements, which makes the ratio sharper than its parts.
+        Both saw the same measurements, which makes the ratio sharper than its parts. Measurements
+        on which one of the two failed are left out.
         """
-        order = list(self.estimators)
-        i, j = order.index(self._known(name)), order.index(self._known(other))
-        mean = self.squared_errors.mean
-        ratio = mean[:, i] / mean[:, j]
-        cov = self.squared_errors.covariance / self.squared_errors.number[:, None, None]
-        variance = cov[:, i, i] - 2 * ratio * cov[:, i, j] + ratio**2 * cov[:, j, j]
-        return ratio, np.sqrt(np.maximum(variance, 0)) / mean[:, j]
+        if self._known(name) == self._known(other):
+            return np.ones(len(self.y)), np.zeros(len(self.y))
+        swap = (name, other) not in self.squared_errors
+        pair = self.squared_errors[(other, name) if swap else (name, other)]
+        i, j = (1, 0) if swap else (0, 1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.where(pair.number[:, None] > 0, pair.mean, np.nan)
+            ratio = mean[:, i] / mean[:, j]
+            cov = pair.covariance / pair.number[:, None, None] / mean[:, j, None, None] ** 2
+            variance = cov[:, i, i] - 2 * ratio * cov[:, i, j] + ratio**2 * cov[:, j, j]
+            return ratio, np.sqrt(np.maximum(variance, 0))
 
     def summary(self, name: str) -> dict[str, Any]:
         """The headline figures of one estimator."""
         one = self[name]
-        figures: dict[str, Any] = {"max_bias_over_sd": float(np.nanmax(one.bias_over_sd))}
+        flat = np.nan_to_num(one.bias_over_sd, nan=-np.inf).argmax()
+        figures: dict[str, Any] = {
+            "max_bias_over_sd": float(one.bias_over_sd.ravel()[flat]),
+            "max_bias_over_sd_se": float(one.bias_over_sd_se.ravel()[flat]),
+        }
         if (self.y > 0).all():
-            figures["max_relative_bias"] = float(np.nanmax(np.abs(one.bias) / self.y))
+            figures["max_relative_bias"] = float(
+                np.fmax.reduce((np.abs(one.bias) / self.y).ravel())
+            )
         ratio = self.mse_over_crb(name)
         if ratio is not None:
+            seen = np.isfinite(ratio)
             figures["mse_over_crb"] = {
-                "min": float(np.nanmin(ratio)),
-                "median": float(np.nanmedian(ratio)),
-                "max": float(np.nanmax(ratio)),
+                "min": float(np.fmin.reduce(ratio.ravel())),
+                "median": float(np.median(ratio[np.isfinite(ratio)])) if seen.any() else np.nan,
+                "max": float(np.fmax.reduce(ratio.ravel())),
             }
-        figures |= one.prior._asdict()
+        figures |= {
+            name: value for name, value in one.prior._asdict().items() if name != "failures"
+        }
         figures["failures"] = int(one.failures.sum())
+        figures["prior_failures"] = one.prior.failures
         return figures
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,10 +159,10 @@ class Report:
         return result
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON text; also written to `path`, if given."""
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=True)
+        """The report as JSON text, also written to `path`; null for what is not finite."""
+        text = json_text(self.to_dict())
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_atomically(path, text)
         return text
 
     def to_frame(self) -> Any:
@@ -179,10 +204,12 @@ class Report:
         return name
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
+        # Wide enough for any number of estimators: a table that is cut loses numbers.
+        console = Console(file=io.StringIO(), width=10_000, color_system=None, highlight=False)
         console.print(
             f"Assessment at {len(self.y)} values of {', '.join(self.names)}, "
-            f"{self.repeats:,} repeats each"
+            f"{self.repeats:,} repeats each",
+            markup=False,
         )
         console.print(_text_table(summary_rows(self)))
         console.print(_text_table(value_rows(self)))
@@ -199,7 +226,6 @@ def summary_rows(report: Report) -> list[list[str]]:
     """The headline figures as text: a header, then a row for each estimator."""
     rows = [["estimator", "max |bias|/sd", "max relative bias", "MSE/CRB min … median … max"]]
     rows[0] += ["prior MSE", "prior bias²", "failures"]
-    noise = 1 / np.sqrt(report.repeats)
     for name in report.estimators:
         s = report.summary(name)
         ratio = s.get("mse_over_crb")
@@ -207,14 +233,14 @@ def summary_rows(report: Report) -> list[list[str]]:
         rows.append(
             [
                 name,
-                f"{s['max_bias_over_sd']:.3f} ± {noise:.3f}",
+                f"{s['max_bias_over_sd']:.3f} ± {s['max_bias_over_sd_se']:.3f}",
                 "" if relative is None else f"{relative:.1%}",
                 ""
                 if ratio is None
                 else f"{ratio['min']:.3f} … {ratio['median']:.3f} … {ratio['max']:.3f}",
                 with_error(s["bmse"], s["bmse_se"]),
                 with_error(s["squared_bias"], s["squared_bias_se"]),
-                f"{s['failures']:,}",
+                f"{s['failures'] + s['prior_failures']:,}",
             ]
         )
     keep = [j for j in range(len(rows[0])) if any(row[j] not in ("", "0") for row in rows[1:])]
@@ -256,9 +282,31 @@ def value_rows(report: Report) -> list[list[str]]:
                 ]
                 row += [relative] if relative else []
             else:
-                row += [f"{one.bias[k, c] / one.sd[k, c]:+.3f}", relative or mse]
+                row += [f"{one.bias_in_sd[k, c]:+.3f}", relative or mse]
         rows.append(row)
     return rows
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all, with the folders it is in."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def json_text(value: Any) -> str:
+    """Standard JSON, which has no word for NaN and infinity: null in their place."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: plain(child) for name, child in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [plain(child) for child in node]
+        return None if isinstance(node, float) and not np.isfinite(node) else node
+
+    return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
 def with_error(value: Any, error: Any) -> str:
@@ -273,9 +321,9 @@ def with_error(value: Any, error: Any) -> str:
 
 def _text_table(rows: list[list[str]]) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for j, name in enumerate(rows[0]):
-        text = j == 0 and not rows[1][0][:1].isdigit()
-        table.add_column(name, justify="left" if text else "right", no_wrap=True)
+    for name in rows[0]:
+        left = name in ("estimator", "component")
+        table.add_column(Text(name), justify="left" if left else "right", no_wrap=True)
     for row in rows[1:]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table

@@ -18,14 +18,22 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._fit import Fit, History, Outcome
 from ._networks import PILOT_UNITS, default_network, trainable
 from ._objectives import Loss, bce
-from ._problem import Draw, Problem, check_count, check_output, nonfinite_error, pilot_draw
+from ._problem import (
+    Draw,
+    Problem,
+    check_count,
+    check_output,
+    key_for,
+    nonfinite_error,
+    pilot_draw,
+)
 from ._program import Arrays, Keep, Program, State, Sums
 from ._progress import progress_bar
 from ._types import Estimator, Key
@@ -33,6 +41,7 @@ from ._version import __version__
 
 RECORDS = 100  # rows of the history of a whole run
 PIECE_SECONDS = 0.3  # how often the host is visited
+FRESH = 2**31 - 1  # number of the key for unknowns on which no weights were chosen
 
 
 def fit(
@@ -44,7 +53,7 @@ def fit(
     steps: int = 5_000,
     batch_size: int = 128,
     replicates: int = 8,
-    optimizer: optax.GradientTransformation | float | None = None,
+    optimizer: Any = None,
     keep: Keep = "average",
     patience: int | None = None,
     checkpoint: str | Path | None = None,
@@ -79,8 +88,14 @@ def fit(
     Returns:
         The estimator, how training ended and how it went.
     """
+    if isinstance(key, Tracer):
+        raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     _check_settings(steps, batch_size, replicates, keep, patience, checkpoint_every)
     loss = bce() if loss is None else loss
+    if not callable(loss):
+        raise TypeError(f"loss must be callable, such as mvue.bce(40.0), got {loss!r}")
     least = getattr(loss, "min_replicates", 1)
     if replicates < least:
         raise ValueError(
@@ -88,17 +103,21 @@ def fit(
             "be seen in one measurement of each unknown"
         )
     started = time.perf_counter()
-    pilot_key, network_key, train_key, validation_key = jr.split(key, 4)
+    pilot_key, network_key, train_key, validation_key = jr.split(key_for("fit", key), 4)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1)
     if network is None:
         network = default_network(problem, pilot, key=network_key)
     _check_network(network, problem)
     program = Program(problem, network, loss, steps, batch_size, replicates, optimizer, keep)
+    _check_loss(program, loss)
     state, history = program.initial_state(), History()
     constants = program.arrays.constants
     traced = jax.jit(program.run).trace(state, jnp.asarray(0), train_key, constants)
     run = traced.lower().compile()
     validate = jax.jit(program.validate)
+    if program.measures_loss:
+        first = abs(float(validate(program.arrays, validation_key)["loss"]))
+        state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     compile_seconds = time.perf_counter() - started
 
     settings = {
@@ -116,7 +135,8 @@ def fit(
             "y": list(problem.names or ()),
             "key": np.asarray(jr.key_data(key)).tolist(),
             "program": program_digest(traced.jaxpr),
-            "first_weights": arrays_digest(program.arrays),
+            "first_state": arrays_digest((state, constants)),
+            "pilot": _typical(pilot),
             "mvue": __version__,
             "jax": jax.__version__,
         }
@@ -158,11 +178,14 @@ def fit(
         checkpoints.close()
 
     params, chosen = _choose(program, state, history, outcome)
+    arrays = Arrays(params, constants)
+    held_out = validate(arrays, jr.fold_in(validation_key, FRESH))
     return Fit(
-        estimator=program.estimator(Arrays(params, constants)),
+        estimator=program.estimator(arrays),
         outcome=outcome,
         step=int(state.step),
         weights=chosen,
+        held_out={name: float(value) for name, value in held_out.items()},
         history=history,
         seconds=time.perf_counter() - started,
         compile_seconds=compile_seconds,
@@ -221,6 +244,29 @@ def _choose(
     if program.keep == "average":
         return state.average, "weights averaged over the last steps"
     return state.params, "weights of the last step"
+
+
+def _typical(pilot: Draw) -> list[str]:
+    """Rounded moments of a pilot draw: they tell problems apart whose program looks the same."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
+    return [f"{value:.3g}" for leaf in leaves for value in (leaf.mean(), leaf.std())]
+
+
+def _check_loss(program: Program, loss: Callable[[Any, Draw, Any], Any]) -> None:
+    key = jr.key(0)
+    draw = jax.eval_shape(lambda: program.problem.draw(key, program.batch_size, program.replicates))
+    estimates = jax.ShapeDtypeStruct(
+        (program.batch_size, program.replicates, draw.y.shape[1]), draw.y.dtype
+    )
+    try:
+        value = jax.eval_shape(loss, estimates, draw, jax.ShapeDtypeStruct((), jnp.float32))
+    except TypeError as error:
+        raise TypeError(
+            "loss is called as loss(estimates, draw, progress), with estimates of shape (N, M, d); "
+            f"it failed: {error}"
+        ) from error
+    if getattr(value, "shape", None) != ():
+        raise ValueError(f"loss must return a scalar, got {value}")
 
 
 def _check_network(network: Any, problem: Problem) -> None:

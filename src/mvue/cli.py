@@ -2,12 +2,15 @@
 
 import enum
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ._types import CheckpointError
 from ._version import __version__
 
 app = typer.Typer(
@@ -62,7 +65,7 @@ def reproduce(
     preset: Annotated[
         Preset,
         typer.Option(
-            help="How large: smoke takes seconds, quick a few minutes, paper follows the paper."
+            help="How large: smoke takes under a minute, quick a few, paper follows the paper."
         ),
     ] = Preset.QUICK,
     seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,
@@ -94,7 +97,12 @@ def reproduce(
         )
     except (InterruptedRunError, KeyboardInterrupt):
         console.print("interrupted; run the same command again to go on from here", style="yellow")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        sys.stdout.flush()
+        # Not by unwinding: threads of a computation that was cut short can crash on the way out.
+        os._exit(EXIT_INTERRUPTED)
+    except CheckpointError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from None
     except OSError as error:
         console.print(f"cannot write the results: {error}", style="red")
         raise typer.Exit(1) from None

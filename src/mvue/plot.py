@@ -39,6 +39,8 @@ def plot_report(report: Report) -> Figure:
             ax.set_xlabel(report.names[c])
             use_log_axis(ax, report.y[:, c])
     share_legend(figure, axes.ravel())
+    if shown < len(report.names):
+        figure.suptitle(f"the first {shown} of {len(report.names)} components")
     return figure
 
 
@@ -74,15 +76,8 @@ def plot_bias_over_sd(ax: Axes, report: Report, component: int = 0) -> None:
     """Signed bias in units of the estimator's own standard deviation."""
     ax.axhline(0, color="0.6", linewidth=0.8)
     for i, (name, one) in enumerate(report.estimators.items()):
-        sd = one.sd[:, component]
-        draw_series(
-            ax,
-            report.y[:, component],
-            one.bias[:, component] / sd,
-            one.bias_se[:, component] / sd,
-            name,
-            i,
-        )
+        values, errors = one.bias_in_sd[:, component], one.bias_over_sd_se[:, component]
+        draw_series(ax, report.y[:, component], values, errors, name, i)
     ax.set_title("bias / standard deviation")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._report import Report, summary_rows, value_rows
+from ._report import Report, json_text, summary_rows, value_rows, write_atomically
 from ._version import __version__
 
 try:
@@ -78,13 +78,9 @@ def report_sections(report: Report) -> list[Section]:
     ]
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def write_json(path: str | Path, value: Any) -> None:
+    """Write standard JSON, whole or not at all; null for what is not finite."""
+    write_atomically(path, json_text(value))
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """What every experiment shares: its settings, its folder, and the files it leaves there."""
 
 import dataclasses
-import json
 import platform
 import shutil
 import time
@@ -15,7 +14,7 @@ import jax.random as jr
 import numpy as np
 
 import mvue
-from mvue.report import Section, write_atomically, write_page
+from mvue.report import Section, write_json, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,7 +142,7 @@ class Experiment:
             facts=facts,
             sections=[*found.sections, settings_section(config)],
         )
-        write_atomically(folder / "results.json", json.dumps(results, indent=2))
+        write_json(folder / "results.json", results)
         shutil.rmtree(run.unfinished, ignore_errors=True)
         if run.unfinished.parent.exists() and not any(run.unfinished.parent.iterdir()):
             run.unfinished.parent.rmdir()
