@@ -28,6 +28,7 @@ docs: $(VENV)/installed-docs
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/snr_training.py
+	$(BIN)/python benchmarks/linear.py
 
 clean:
 	rm -rf $(VENV) site runs

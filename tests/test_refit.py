@@ -46,8 +46,8 @@ def networks(problem):
 def test_features_span_what_the_network_can_say(line, name):
     """Some readout of the features is the network itself, for any weights of its last layer."""
     network = networks(line)[name]
-    features = last_layer_features(network)
     x = line.draw(jr.key(5), 200, 1).x[:, 0]
+    features = last_layer_features(network, x[0])
     values = np.asarray(jax.vmap(features)(x), np.float64)
     values = np.hstack([values, np.ones((200, 1))])
     target = np.asarray(jax.vmap(network)(x), np.float64)
@@ -108,6 +108,10 @@ def test_fixed_data_and_own_features(line, key):
     ("arguments", "message"),
     [
         ({"estimator": lambda x: x}, "last layer of equinox.nn.Linear, got function"),
+        (
+            {"estimator": eqx.nn.MLP(2, 2, 8, 1, final_activation=jnp.tanh, key=jr.key(0))},
+            "goes on with something that is not linear",
+        ),
         ({"key": None}, "key must be given"),
         ({"bias_weight": -1.0}, "bias_weight must be at least 0"),
         ({"units": 1}, "units must be a whole number of at least 2"),

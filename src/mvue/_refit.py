@@ -45,15 +45,28 @@ class LastLayerFeatures(eqx.Module):
     def __call__(self, x: Measurement) -> Float[Array, " p"]:
         """The features of one measurement."""
         seen: list[Array] = []
-
-        def output(z: Array) -> Array:
-            probed = eqx.tree_at(_last_linear, self.network, _probe(z, seen))
-            return jnp.reshape(probed(x), (-1,))
-
-        zero = jnp.zeros(_last_linear(self.network).out_features)
-        offset, slope = output(zero), jax.jacfwd(output)(zero)
+        zero = self._zero()
+        offset = self._output(x, zero, seen)
+        slope = jax.jacfwd(lambda z: self._output(x, z, []))(zero)
         hidden = jnp.append(seen[0], 1.0)
         return jnp.concatenate([jnp.ravel(jnp.outer(slope, hidden)), offset])
+
+    def is_linear(self, x: Measurement) -> bool:
+        """Whether the output is a shift and a multiple of what the last layer returns."""
+        zero = self._zero()
+        z = 1.0 + jnp.arange(zero.size, dtype=zero.dtype).reshape(zero.shape)
+        outputs = jnp.stack([self._output(x, c * z, []) for c in (0.0, 1.0, 2.0)])
+        bend = jnp.abs(outputs[2] - 2 * outputs[1] + outputs[0])
+        return bool((bend <= 1e-4 * jnp.abs(outputs).max()).all())
+
+    def _zero(self) -> Array:
+        size = _last_linear(self.network).out_features
+        return jnp.zeros(() if isinstance(size, str) else size)
+
+    def _output(self, x: Measurement, z: Array, seen: list[Array]) -> Array:
+        """What the network returns when its last layer returns z; the layer's input is noted."""
+        probed = eqx.tree_at(_last_linear, self.network, _probe(z, seen))
+        return jnp.reshape(probed(x), (-1,))
 
 
 def _probe(output: Array, seen: list[Array]) -> Callable[..., Array]:
@@ -102,7 +115,7 @@ def refit_last_layer(
     check_bias_weight(bias_weight, finite=False)
     estimator = estimator.estimator if isinstance(estimator, Fit) else estimator
     if features is None:
-        features = last_layer_features(estimator)
+        features = last_layer_features(estimator, _example(problem_or_data))
 
     @jax.jit
     def rows(draw: Draw) -> tuple[Array, Array]:
@@ -123,15 +136,28 @@ def refit_last_layer(
     return LinearReadout(features, coefficients[:, :-1], coefficients[:, -1])
 
 
-def last_layer_features(estimator: Any) -> LastLayerFeatures:
+def last_layer_features(estimator: Any, example: Measurement) -> LastLayerFeatures:
     """The features in front of the last linear layer of an Equinox module."""
-    if _linear_layers(estimator):
-        return LastLayerFeatures(estimator)
-    raise ValueError(
-        f"estimator must be an Equinox module with a last layer of equinox.nn.Linear, got "
-        f"{type(estimator).__name__}: for another network give features=, the function of x whose "
-        "outputs the last layer sees"
-    )
+    hint = "for another network give features=, the function of x whose outputs the last layer sees"
+    if not _linear_layers(estimator):
+        raise ValueError(
+            "estimator must be an Equinox module with a last layer of equinox.nn.Linear, got "
+            f"{type(estimator).__name__}: {hint}"
+        )
+    features = LastLayerFeatures(estimator)
+    if not features.is_linear(example):
+        raise ValueError(
+            "estimator must end in its last equinox.nn.Linear layer, followed by shifts and "
+            f"factors only; this one goes on with something that is not linear: {hint}"
+        )
+    return features
+
+
+def _example(problem_or_data: Problem | Draw) -> Measurement:
+    """One measurement."""
+    if isinstance(problem_or_data, Problem):
+        problem_or_data = problem_or_data.draw(jr.key(0), 1, 1)
+    return jax.tree.map(lambda leaf: leaf[0, 0], problem_or_data.x)
 
 
 def _weights(weight: Callable[[Any], Any] | None, draw: Draw) -> Array:
