@@ -47,7 +47,7 @@ def test_features_span_what_the_network_can_say(line, name):
     """Some readout of the features is the network itself, for any weights of its last layer."""
     network = networks(line)[name]
     x = line.draw(jr.key(5), 200, 1).x[:, 0]
-    features = last_layer_features(network, x[0])
+    features = last_layer_features(network, list(x[:3]))
     values = np.asarray(jax.vmap(features)(x), np.float64)
     values = np.hstack([values, np.ones((200, 1))])
     target = np.asarray(jax.vmap(network)(x), np.float64)
@@ -112,6 +112,10 @@ def test_fixed_data_and_own_features(line, key):
             {"estimator": eqx.nn.MLP(2, 2, 8, 1, final_activation=jnp.tanh, key=jr.key(0))},
             "goes on with something that is not linear",
         ),
+        (
+            {"estimator": eqx.nn.MLP(2, 2, 8, 1, final_activation=jax.nn.relu, key=jr.key(0))},
+            "goes on with something that is not linear",
+        ),
         ({"key": None}, "key must be given"),
         ({"bias_weight": -1.0}, "bias_weight must be at least 0"),
         ({"units": 1}, "units must be a whole number of at least 2"),
@@ -129,3 +133,28 @@ def test_bad_input_is_refused(line, arguments, message):
 def test_data_without_repeats_is_refused(line, key):
     with pytest.raises(ValueError, match="at least 2 measurements"):
         mvue.refit_last_layer(eqx.nn.Linear(2, 2, key=key), line.draw(key, 10, 1))
+
+
+class OutFirst(eqx.Module):
+    """Fields in another order than the layers are called in."""
+
+    out: eqx.nn.Linear
+    hidden: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.out(jax.nn.relu(self.hidden(x)))
+
+
+def test_the_last_layer_is_the_one_called_last(line):
+    network = OutFirst(eqx.nn.Linear(8, 2, key=jr.key(0)), eqx.nn.Linear(2, 8, key=jr.key(1)))
+    assert last_layer_features(network, [jnp.ones(2)])(jnp.ones(2)).shape == (2 * 2 * 9 + 2,)
+
+
+def test_failures_in_fixed_data_are_not_hidden(line, key):
+    draw = line.draw(key, 2_000, 4)
+    few = draw._replace(x=draw.x.at[0].set(jnp.nan))
+    with pytest.warns(mvue.NonFiniteWarning, match="1 of 2,000 unknowns"):
+        mvue.refit_last_layer(eqx.nn.Linear(2, 2, key=key), few, 1.0)
+    many = draw._replace(x=draw.x.at[:500].set(jnp.nan))
+    with pytest.raises(mvue.SimulatorError, match=r"25\.00%"):
+        mvue.refit_last_layer(eqx.nn.Linear(2, 2, key=key), many, 1.0)

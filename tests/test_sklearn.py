@@ -445,3 +445,64 @@ def test_import_without_scikit_learn_names_the_extra():
     code = "import sys; sys.modules['sklearn.base'] = None; import mvue.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'mvue[sklearn]'" in done.stderr
+
+
+def repeated(seed=0, units=60):
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(units), 4)
+    y = np.repeat(rng.normal(size=units), 4)
+    return y[:, None] + 0.5 * rng.normal(size=(y.size, 2)), y, ids
+
+
+def test_parameters_set_late_count():
+    X, y, _ = repeated()
+    model = LinearBCE(0.0).partial_fit(X, y)
+    least_squares = model.coef_
+    model.set_params(bias_weight=5.0)
+    np.testing.assert_array_equal(model.coef_, LinearBCE(5.0).fit(X, y).coef_)
+    assert not np.array_equal(model.coef_, least_squares)
+    with pytest.raises(ValueError, match="bias_weight"):
+        _ = model.set_params(bias_weight=-5.0).coef_
+
+
+def test_ids_mean_the_same_in_every_chunk():
+    X, y, ids = repeated()
+    times = np.datetime64("2020-01-01") + ids
+    mixed = np.where(ids % 2, ids + 0.5, ids)
+    for chunks in ([mixed] * 3, [times, times.astype("datetime64[s]"), times]):
+        model = LinearBCE(1.0)
+        for (a, b), unit_ids in zip(((0, 122), (122, 124), (124, 240)), chunks, strict=True):
+            model.partial_fit(X[a:b], y[a:b], unit_ids=unit_ids[a:b])
+        assert model.n_units_ == 60
+    model = LinearBCE(1.0).partial_fit(X[:100], y[:100], unit_ids=ids[:100])
+    with pytest.raises(ValueError, match="strings after one grouped by unit_ids that are numbers"):
+        model.partial_fit(X[100:], y[100:], unit_ids=ids[100:].astype(str))
+
+
+def test_targets_are_never_mixed_up():
+    X, y, _ = repeated()
+    a = pd.DataFrame({"a": y, "b": 2 * y})
+    b = a[["b", "a"]]
+    with pytest.raises(ValueError, match="same column names"):
+        LinearBCE(1.0).partial_fit(X, a).partial_fit(X, b)
+    with pytest.raises(ValueError, match="same target names"):
+        LinearBCE(1.0).fit(X, a).merge(LinearBCE(1.0).fit(X, b))
+    with pytest.raises(TypeError, match="must be a LinearBCE"):
+        LinearBCE(1.0).fit(X, y).merge(LinearBCECV([1.0]).fit(X, y))
+
+
+def test_folds_without_repeats_do_not_turn_variance_into_bias():
+    rng = np.random.default_rng(0)
+    sizes = np.where(np.arange(100) % 2, 4, 1)
+    y = np.repeat(rng.normal(size=100), sizes)
+    X = y[:, None] + 0.5 * rng.normal(size=(y.size, 2))
+    few, many = (linear_bce_path(X, y, bias_weights=[0.0, 5.0], cv=cv) for cv in (5, 100))
+    np.testing.assert_allclose(many.squared_bias, few.squared_bias, atol=0.015)
+
+
+def test_one_split_has_no_standard_error():
+    X, y, _ = repeated()
+    half = np.arange(len(y)) < 120
+    split = [(np.flatnonzero(half), np.flatnonzero(~half))]
+    path = linear_bce_path(X, y, bias_weights=[1.0], cv=split)
+    assert np.isnan(path.mse_se).all()

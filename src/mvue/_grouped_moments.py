@@ -20,7 +20,7 @@ import numpy as np
 
 from ._moment_totals import Totals, add_up, gram_of
 from ._open_units import Block, OpenUnits, is_in
-from ._unit_rows import UnitRows, group_rows
+from ._unit_rows import UnitRows, group_rows, kind_of_ids
 
 SHIFT_SAMPLE = 1024
 SHIFT_FROM = 3.0
@@ -111,7 +111,7 @@ class GroupedMoments:
             weights: positive weight of each row; a weight of 2 is the same as the row twice.
         """
         x, y = np.asarray(x), np.asarray(y, np.float64)
-        keyed_by = "equal rows of y" if unit_ids is None else "unit_ids"
+        keyed_by = kind_of_ids(unit_ids)
         if self.keyed_by not in (None, keyed_by):
             raise ValueError(
                 f"unit_ids must be given with every piece of the data or with none, got a piece "

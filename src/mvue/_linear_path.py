@@ -125,12 +125,16 @@ def path_of_splits(
         spectrum = spectrum_of(train, **settings)
         for j, bias_weight in enumerate(bias_weights):
             coef = spectrum.coefficients(bias_weight)
-            errors[i, j] = _bias_and_variance(held_out, coef, intercept(train, coef, fit_intercept))
-    shares = np.array([held_out.weight for _, held_out in splits])
-    (bias, bias_se), (variance, variance_se), (mse, mse_se) = (
-        _over_splits(values, shares / shares.sum())
-        for values in (errors[..., 0], errors[..., 1], errors.sum(axis=-1))
+            errors[i, j] = _mse_and_variance(held_out, coef, intercept(train, coef, fit_intercept))
+    rows, repeats = (
+        np.array([getattr(held_out, name) for _, held_out in splits])
+        for name in ("weight", "repeats")
     )
+    mse, mse_se = _over_splits(errors[..., 0], rows)
+    # Splits without repeats say nothing of the variance.
+    variance, variance_se = _over_splits(errors[..., 1], repeats)
+    _, bias_se = _over_splits(errors[..., 0] - errors[..., 1], np.where(repeats > 0, rows, 0.0))
+    bias = mse - variance
     spectrum = spectrum_of(everything, **settings)
     coef = np.stack([spectrum.coefficients(bias_weight) for bias_weight in bias_weights])
     return LinearBCEPath(
@@ -153,19 +157,22 @@ def _moments_of(x: np.ndarray, rows: UnitRows, weights: np.ndarray | None) -> Mo
     return moments.summary()
 
 
-def _bias_and_variance(
+def _mse_and_variance(
     held_out: MomentSummary, coef: np.ndarray, offset: np.ndarray
 ) -> tuple[float, float]:
-    """Squared bias and variance on held-out units: the MSE less what repeats disagree by."""
+    """MSE on held-out units, and what their repeats disagree by."""
     second, cross = held_out.second_moments(centre=True)
     mean_error = coef @ held_out.mean_x + offset - held_out.mean_y
     spread = np.trace(held_out.scatter_yy) / held_out.weight
     mse = mean_error @ mean_error + spread + np.sum((coef @ second - 2 * cross) * coef)
     variance = np.sum((coef @ held_out.noise_covariance) * coef)
-    return mse - variance, variance
+    return mse, variance
 
 
 def _over_splits(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over splits and its standard error, which takes two splits to know."""
+    shares = shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
     mean = shares @ values
     spread = shares @ (values - mean) ** 2
-    return mean, np.sqrt(spread / (len(shares) - 1))
+    known = np.count_nonzero(shares) - 1
+    return mean, np.sqrt(spread / known) if known else np.full_like(mean, np.nan)

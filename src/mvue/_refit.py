@@ -1,6 +1,7 @@
 """Unbias a trained network without retraining: a new last layer in closed form."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,9 +16,10 @@ from ._grouped_moments import GroupedMoments
 from ._losses import check_bias_weight
 from ._noise_spectrum import fit_moments
 from ._problem import Draw, Problem, check_count, finite_units, key_for, nonfinite_error
-from ._types import Estimator, Key, Measurement
+from ._types import Estimator, Key, Measurement, NonFiniteWarning
 
-PIECE_NUMBERS = 2**22  # numbers of x held at a time, 16 MB in float32
+PIECE_NUMBERS = 2**22  # numbers held at a time, 32 MB in float64
+EXAMPLES = 4
 
 
 class LinearReadout(eqx.Module):
@@ -41,31 +43,42 @@ class LastLayerFeatures(eqx.Module):
     """
 
     network: Callable[[Measurement], Array]
+    layer: int = eqx.field(static=True)
+    """Which of the linear layers of the network is called last."""
 
     def __call__(self, x: Measurement) -> Float[Array, " p"]:
         """The features of one measurement."""
+        hidden, offset, slope = self._parts(x)
+        return jnp.concatenate([jnp.ravel(jnp.outer(slope, jnp.append(hidden, 1.0))), offset])
+
+    def is_linear(self, x: Measurement) -> bool:
+        """Whether the output is a shift and a multiple of whatever the last layer returns."""
+        _, offset, slope = self._parts(x)
+        zero = self._zero()
+        for i, size in enumerate((0.01, 1.0, 100.0)):
+            for sign in (1.0, -1.0):
+                z = sign * size * jr.normal(jr.key(i), zero.shape)
+                output, expected = self._output(x, z, []), offset + jnp.tensordot(slope, z, z.ndim)
+                scale = jnp.abs(output).max() + jnp.abs(offset).max()
+                if not bool((jnp.abs(output - expected) <= 1e-3 * scale).all()):
+                    return False
+        return True
+
+    def _parts(self, x: Measurement) -> tuple[Array, Array, Array]:
+        """What the last layer sees, and the output at zero with its slope in what it returns."""
         seen: list[Array] = []
         zero = self._zero()
         offset = self._output(x, zero, seen)
-        slope = jax.jacfwd(lambda z: self._output(x, z, []))(zero)
-        hidden = jnp.append(seen[0], 1.0)
-        return jnp.concatenate([jnp.ravel(jnp.outer(slope, hidden)), offset])
-
-    def is_linear(self, x: Measurement) -> bool:
-        """Whether the output is a shift and a multiple of what the last layer returns."""
-        zero = self._zero()
-        z = 1.0 + jnp.arange(zero.size, dtype=zero.dtype).reshape(zero.shape)
-        outputs = jnp.stack([self._output(x, c * z, []) for c in (0.0, 1.0, 2.0)])
-        bend = jnp.abs(outputs[2] - 2 * outputs[1] + outputs[0])
-        return bool((bend <= 1e-4 * jnp.abs(outputs).max()).all())
+        return seen[0], offset, jax.jacfwd(lambda z: self._output(x, z, []))(zero)
 
     def _zero(self) -> Array:
-        size = _last_linear(self.network).out_features
+        size = _linear_layers(self.network)[self.layer].out_features
         return jnp.zeros(() if isinstance(size, str) else size)
 
     def _output(self, x: Measurement, z: Array, seen: list[Array]) -> Array:
         """What the network returns when its last layer returns z; the layer's input is noted."""
-        probed = eqx.tree_at(_last_linear, self.network, _probe(z, seen))
+        layer = lambda network: _linear_layers(network)[self.layer]  # noqa: E731
+        probed = eqx.tree_at(layer, self.network, _probe(z, seen))
         return jnp.reshape(probed(x), (-1,))
 
 
@@ -115,7 +128,7 @@ def refit_last_layer(
     check_bias_weight(bias_weight, finite=False)
     estimator = estimator.estimator if isinstance(estimator, Fit) else estimator
     if features is None:
-        features = last_layer_features(estimator, _example(problem_or_data))
+        features = last_layer_features(estimator, _examples(problem_or_data))
 
     @jax.jit
     def rows(draw: Draw) -> tuple[Array, Array]:
@@ -124,19 +137,32 @@ def refit_last_layer(
         root = jnp.sqrt(_weights(weight, draw))
         return values * root[:, None, None], draw.y * root[:, None]
 
-    moments = GroupedMoments()
+    width = jax.eval_shape(features, _examples(problem_or_data)[0]).shape[0]
     if isinstance(problem_or_data, Draw):
-        if jax.tree.leaves(problem_or_data.x)[0].shape[1] < 2:
-            raise ValueError("data must have at least 2 measurements of each unknown, got 1")
-        _add(moments, rows, problem_or_data)
+        pieces = _pieces_of(problem_or_data, width)
     else:
-        _stream(moments, rows, problem_or_data, key, units, replicates)
+        pieces = _simulated(problem_or_data, key, units, replicates, width)
+    moments = GroupedMoments()
+    seen = bad = 0
+    for piece in pieces:
+        bad += _add(moments, rows, piece)
+        seen += len(piece.y)
+        failing = nonfinite_error(bad, seen)
+        if failing:
+            raise failing
+    if bad:
+        warnings.warn(
+            f"{bad:,} of {seen:,} unknowns have measurements or features that are not finite, or a "
+            "weight that is not positive; they were left out",
+            NonFiniteWarning,
+            stacklevel=2,
+        )
     fit = fit_moments(moments.summary(), float(bias_weight), fit_intercept=False, stacklevel=3)
     coefficients = jnp.asarray(fit.coefficients, jnp.result_type(float))
     return LinearReadout(features, coefficients[:, :-1], coefficients[:, -1])
 
 
-def last_layer_features(estimator: Any, example: Measurement) -> LastLayerFeatures:
+def last_layer_features(estimator: Any, examples: Sequence[Measurement]) -> LastLayerFeatures:
     """The features in front of the last linear layer of an Equinox module."""
     hint = "for another network give features=, the function of x whose outputs the last layer sees"
     if not _linear_layers(estimator):
@@ -144,8 +170,13 @@ def last_layer_features(estimator: Any, example: Measurement) -> LastLayerFeatur
             "estimator must be an Equinox module with a last layer of equinox.nn.Linear, got "
             f"{type(estimator).__name__}: {hint}"
         )
-    features = LastLayerFeatures(estimator)
-    if not features.is_linear(example):
+    network = eqx.nn.inference_mode(estimator)
+    calls: list[int] = []
+    _noting_calls(network, calls)(examples[0])
+    if not calls or calls.count(calls[-1]) > 1:
+        raise ValueError(f"estimator must call its last linear layer exactly once: {hint}")
+    features = LastLayerFeatures(network, calls[-1])
+    if not all(map(features.is_linear, examples)):
         raise ValueError(
             "estimator must end in its last equinox.nn.Linear layer, followed by shifts and "
             f"factors only; this one goes on with something that is not linear: {hint}"
@@ -153,11 +184,26 @@ def last_layer_features(estimator: Any, example: Measurement) -> LastLayerFeatur
     return features
 
 
-def _example(problem_or_data: Problem | Draw) -> Measurement:
-    """One measurement."""
+def _noting_calls(network: Any, calls: list[int]) -> Any:
+    """The network with linear layers that note when they are called."""
+
+    def noting(index: int, layer: eqx.nn.Linear) -> Callable[..., Array]:
+        def call(h: Array, **options: Any) -> Array:
+            calls.append(index)
+            return layer(h, **options)
+
+        return call
+
+    layers = _linear_layers(network)
+    return eqx.tree_at(_linear_layers, network, [noting(i, one) for i, one in enumerate(layers)])
+
+
+def _examples(problem_or_data: Problem | Draw) -> list[Measurement]:
+    """A few measurements."""
     if isinstance(problem_or_data, Problem):
-        problem_or_data = problem_or_data.draw(jr.key(0), 1, 1)
-    return jax.tree.map(lambda leaf: leaf[0, 0], problem_or_data.x)
+        problem_or_data = problem_or_data.draw(jr.key(0), EXAMPLES, 1)
+    count = min(EXAMPLES, len(problem_or_data.y))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i, 0], problem_or_data.x) for i in range(count)]
 
 
 def _weights(weight: Callable[[Any], Any] | None, draw: Draw) -> Array:
@@ -174,34 +220,31 @@ def _linear_layers(network: Any) -> list[eqx.nn.Linear]:
     return [node for node in jax.tree.leaves(network, is_leaf=is_linear) if is_linear(node)]
 
 
-def _last_linear(network: Any) -> eqx.nn.Linear:
-    return _linear_layers(network)[-1]
-
-
-def _stream(
-    moments: GroupedMoments,
-    rows: Callable[[Draw], tuple[Array, Array]],
-    problem: Problem,
-    key: Key | None,
-    units: int,
-    replicates: int,
-) -> None:
+def _simulated(
+    problem: Problem, key: Key | None, units: int, replicates: int, width: int
+) -> Iterator[Draw]:
+    """Fresh simulations, so many at a time as memory allows."""
     if key is None:
         raise ValueError("key must be given to simulate a problem, got None")
     check_count("units", units, least=2)
     check_count("replicates", replicates, least=2)
     x, _ = problem.shapes()
-    numbers = replicates * sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    size = int(np.clip(PIECE_NUMBERS // numbers, 1, units))
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    size = int(np.clip(PIECE_NUMBERS // (replicates * max(numbers, width)), 1, units))
     draw = jax.jit(problem.draw, static_argnums=(1, 2))
     key = key_for("refit", key)
-    bad = 0
     for i in range(-(-units // size)):
-        piece = draw(jr.fold_in(key, i), size, replicates)
-        bad += _add(moments, rows, piece)
-        failing = nonfinite_error(bad, (i + 1) * size)
-        if failing:
-            raise failing
+        yield draw(jr.fold_in(key, i), size, replicates)
+
+
+def _pieces_of(data: Draw, width: int) -> Iterator[Draw]:
+    """Fixed data, so many unknowns at a time as memory allows."""
+    n, replicates = jax.tree.leaves(data.x)[0].shape[:2]
+    if replicates < 2:
+        raise ValueError("data must have at least 2 measurements of each unknown, got 1")
+    size = max(1, PIECE_NUMBERS // (replicates * width))
+    for start in range(0, n, size):
+        yield jax.tree.map(lambda leaf, start=start: leaf[start : start + size], data)
 
 
 def _add(moments: GroupedMoments, rows: Callable[[Draw], tuple[Array, Array]], draw: Draw) -> int:

@@ -65,6 +65,16 @@ def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
     return UnitRows(order, starts, keys, y[heads])
 
 
+def kind_of_ids(unit_ids: Any) -> str:
+    """What units are known by; it must be the same for all pieces of the data."""
+    if unit_ids is None:
+        return "equal rows of y"
+    ids = np.asarray(unit_ids)
+    kind = (np.asarray(ids.tolist()) if ids.dtype.kind == "O" else ids).dtype.kind
+    named = {"U": "strings", "S": "strings", "M": "times", "m": "times"}
+    return f"unit_ids that are {named.get(kind, 'numbers')}"
+
+
 def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
     ids = np.asarray(unit_ids)
     if ids.shape != (n,):
@@ -74,12 +84,16 @@ def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError("unit_ids must be finite, got NaN or infinity: give every row a unit")
-        # 3 and 3.0 are one unit, whichever way a piece of the data was read.
-        return ids.astype(np.int64) if (ids == np.rint(ids)).all() else ids.astype(np.float64)
+        # 3 and 3.0 are one unit, whichever way a piece of the data was read, and whatever else
+        # is in it; other floats are known by their bits.
+        ids = ids.astype(np.float64)
+        whole = (ids == np.rint(ids)) & (np.abs(ids) < 2**62)
+        return np.where(whole, np.where(whole, ids, 0).astype(np.int64), (ids + 0.0).view(np.int64))
     if ids.dtype.kind in "bui":
         return ids.astype(np.int64)
     if ids.dtype.kind in "mM":
-        return ids.view(np.int64)
+        unit = "datetime64[ns]" if ids.dtype.kind == "M" else "timedelta64[ns]"
+        return ids.astype(unit).view(np.int64)
     if ids.dtype.kind in "US":
         return ids
     raise ValueError(f"unit_ids must be integers or strings, got an array of {ids.dtype}")

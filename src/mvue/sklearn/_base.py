@@ -57,6 +57,12 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             multi_output=True,
             y_numeric=True,
         )
+        known = getattr(self, "target_names_", None)
+        if not reset and not _same(names, known):
+            raise ValueError(
+                f"y must have the same column names in every piece of the data, {known}, got "
+                f"{names}"
+            )
         if reset:
             self._y_is_vector = y.ndim == 1
             if names is not None:
@@ -113,3 +119,7 @@ def _column_names(y: Any) -> np.ndarray | None:
         return np.asarray(y.columns, dtype=object)
     name = getattr(y, "name", None)
     return np.asarray([name], dtype=object) if isinstance(name, str) else None
+
+
+def _same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return a is b is None or (a is not None and b is not None and list(a) == list(b))

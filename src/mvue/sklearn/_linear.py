@@ -133,14 +133,17 @@ class LinearBCE(LinearRegressor):
         Args:
             other: fitted to other rows with the same columns.
         """
+        if not isinstance(other, LinearBCE):
+            raise TypeError(f"other must be a LinearBCE, got {type(other).__name__}")
         check_is_fitted(self)
         check_is_fitted(other)
-        names = [list(getattr(e, "feature_names_in_", [])) for e in (self, other)]
-        if names[0] != names[1]:
-            raise ValueError(
-                f"estimators must have the same feature names to be merged, got {names[0]} and "
-                f"{names[1]}"
-            )
+        for attribute, what in (("feature_names_in_", "feature"), ("target_names_", "target")):
+            names = [list(getattr(e, attribute, [])) for e in (self, other)]
+            if names[0] != names[1]:
+                raise ValueError(
+                    f"estimators must have the same {what} names to be merged, got {names[0]} and "
+                    f"{names[1]}"
+                )
         merged = LinearBCE(**self.get_params())
         for name in ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector"):
             if hasattr(self, name):
@@ -166,7 +169,7 @@ class LinearBCE(LinearRegressor):
     def _accumulate(self, moments: GroupedMoments, sample: Sample) -> None:
         moments.add(sample.X, sample.y, unit_ids=sample.unit_ids, weights=sample.weights)
         self.moments_ = moments
-        self._fit_record: LinearFit | None = None
+        self._fit_record: tuple[Any, LinearFit] | None = None
 
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
         solved = self._solve(stacklevel=5)
@@ -174,8 +177,11 @@ class LinearBCE(LinearRegressor):
 
     def _solve(self, stacklevel: int) -> LinearFit:
         check_is_fitted(self)
-        if self._fit_record is None:
-            self._fit_record = fit_moments(
+        # Parameters may be set at any time: the solution is kept for those it was made with.
+        asked = (self.bias_weight, self.fit_intercept, self.regularization, self.resolution)
+        if self._fit_record is None or self._fit_record[0] != asked:
+            self._validate_params()
+            solved = fit_moments(
                 self.moments_.summary(),
                 float(self.bias_weight),
                 fit_intercept=self.fit_intercept,
@@ -183,7 +189,8 @@ class LinearBCE(LinearRegressor):
                 resolution=_resolution(self.resolution),
                 stacklevel=stacklevel,
             )
-        return self._fit_record
+            self._fit_record = (asked, solved)
+        return self._fit_record[1]
 
 
 class LinearBCECV(LinearRegressor):
@@ -196,6 +203,7 @@ class LinearBCECV(LinearRegressor):
         bias_tolerance: for that rule.
         cv: number of folds, at most as many as there are units; or a splitter of scikit-learn,
             which gets the units as groups, or a list of pairs of rows to fit to and to hold out.
+            One that cuts units apart, such as KFold, does not show the bias on new unknowns.
         fit_intercept: as in `LinearBCE`.
         regularization: as in `LinearBCE`.
         resolution: as in `LinearBCE`.
