@@ -190,7 +190,7 @@ def trainable(estimator: PyTree) -> PyTree:
 
 
 def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:
-    return jax.vmap(features)(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
+    return jax.jit(jax.vmap(features))(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
 
 
 def _scale_back(pilot: Draw) -> ScaleBack:

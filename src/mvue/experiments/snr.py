@@ -103,7 +103,7 @@ def inverse_bound(problem: mvue.Problem, low: float, high: float) -> Callable[[A
     """The weight 1/CRB(y), interpolated from a table so that it costs nothing in training."""
     assert problem.crb is not None
     table = jnp.geomspace(low, high, 64)
-    crb = jax.vmap(problem.crb)({"h": jnp.ones(64), "snr": table})[:, 0, 0]
+    crb = jax.jit(jax.vmap(problem.crb))({"h": jnp.ones(64), "snr": table})[:, 0, 0]
     return lambda y: 1 / jnp.exp(jnp.interp(jnp.log(y[0]), jnp.log(table), jnp.log(crb)))
 
 
