@@ -213,8 +213,8 @@ def inverse_sampling(n: int = 8) -> Textbook:
 
 def german_tank(n: int = 8) -> Textbook:
     """Serial numbers seen without replacement: how many there are."""
-    least = max(20, 2 * n)
     check_count("n", n)
+    least = max(20, 2 * n)
 
     def simulate(key: Key, size: Array) -> Array:
         # Each draw is uniform among the numbers that are left, counted in order.

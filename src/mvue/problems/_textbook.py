@@ -49,7 +49,7 @@ class Textbook:
     variance: Callable[[Theta], np.ndarray] | None = None
     """``variance(at)``, (K, d): exact variances of `mvue`, or else of `reference`."""
     attained: bool | None = None
-    """Whether the minimum variance equals the bound; None where there is no bound."""
+    """Whether the variance equals the bound; None where one of them is not known."""
     core: bool = False
     """One of the few that make a good benchmark."""
 
@@ -66,10 +66,14 @@ class Textbook:
             exact = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), at)
             return np.asarray(jax.vmap(lambda theta: jnp.diagonal(bound(theta)))(exact))
 
-    def with_second_prior(self) -> "Textbook":
-        """The same with the two priors exchanged."""
-        problem = dataclasses.replace(self.problem, prior=self.second)
-        return dataclasses.replace(self, problem=problem, second=self.problem.prior)
+    def with_prior(self, prior: Any = None) -> "Textbook":
+        """The same under another prior.
+
+        Args:
+            prior: as in `Problem`, by default `second`.
+        """
+        problem = dataclasses.replace(self.problem, prior=self.second if prior is None else prior)
+        return dataclasses.replace(self, problem=problem)
 
     def __repr__(self) -> str:
         return f"Textbook({self.name!r}: {self.title})"
@@ -125,8 +129,11 @@ class LogUniformInteger(NamedTuple):
 
     def sample(self, key: Key) -> Array:
         """One number."""
-        logs = jr.uniform(key, (), minval=np.log(self.low), maxval=np.log(self.high + 1))
-        return jnp.clip(jnp.floor(jnp.exp(logs)).astype(int), self.low, self.high)
+        shift = max(0, 1 - self.low)  # logarithms need a positive number
+        ends = np.log([self.low + shift, self.high + shift + 1])
+        logs = jr.uniform(key, (), minval=ends[0], maxval=ends[1])
+        number = jnp.floor(jnp.exp(logs)).astype(int) - shift
+        return jnp.clip(number, self.low, self.high)
 
 
 def make(
