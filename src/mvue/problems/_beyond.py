@@ -130,13 +130,13 @@ def nonparametric_variance(n: int = 8) -> Textbook:
     kurtosis = np.array([3.0, 1.8, 6.0, 9.0])
 
     def simulate(key: Key, t: Theta) -> Array:
-        shared, sign = jr.split(key)
-        uniform = jr.uniform(shared, (n,), minval=jnp.finfo(float).tiny)
-        waits = -jnp.log(uniform)
-        signs = jr.rademacher(sign, (n,), dtype=waits.dtype)
+        uniform_key, sign_key, normal_key = jr.split(key, 3)
+        uniform = jr.uniform(uniform_key, (n,))
+        waits = -jnp.log1p(-uniform)
+        signs = jr.rademacher(sign_key, (n,), dtype=waits.dtype)
         laws = jnp.stack(
             [
-                jr.normal(key, (n,)),
+                jr.normal(normal_key, (n,)),
                 np.sqrt(12.0) * (uniform - 0.5),
                 signs * waits / np.sqrt(2.0),
                 waits - 1,
