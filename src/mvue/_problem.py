@@ -308,6 +308,11 @@ def describe_shapes(tree: PyTree) -> str:
     return "shapes " + ", ".join(parts)
 
 
+def prior_leaves(prior: Any) -> list[Any]:
+    """The priors in a dict of priors, or the only one."""
+    return jax.tree.leaves(prior, is_leaf=_is_prior_leaf)
+
+
 def _is_prior_leaf(node: Any) -> bool:
     return not isinstance(node, Mapping)
 

@@ -1,0 +1,166 @@
+"""What the default network sees of one measurement: classical statistics, in several scales.
+
+Sufficient statistics of common models are sums, extremes, and powers and logarithms of these. Given
+a choice of them, a small network has little left to learn.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._frozen import Affine
+from ._types import Measurement
+
+Kind = Literal["scalars", "vectors", "flat"]
+
+LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
+LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
+LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
+RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
+
+
+class Statistics(eqx.Module):
+    """Statistics of a measurement: of a set of scalars, a set of vectors, or any numbers."""
+
+    kind: Kind = eqx.field(static=True)
+    positive: bool = eqx.field(static=True)
+    """Whether x is positive throughout; logarithms then take the place of arcsinh."""
+    scale: Affine
+    """Gives x a typical size of 1; its shift is zero."""
+
+    def inputs(self, x: Measurement) -> Float[Array, " p"]:
+        """What the network sees: statistics whose size is tame whatever the scale of x."""
+        if self.kind == "flat":
+            return _of_numbers(flatten(x), self._floor)
+        rows = stack_elements(x)
+        if self.kind == "vectors":
+            return _of_vectors(rows)
+        return self._of_scalars(rows[:, 0])
+
+    def natural(self, x: Measurement) -> Float[Array, " p"]:
+        """Statistics in the units of x and of its powers, whose sums are estimates themselves."""
+        if self.kind == "flat":
+            values = flatten(x)
+            if values.shape[0] > LARGEST_QUADRATIC:
+                return jnp.append(values, jnp.mean(values**2))
+            return jnp.concatenate([values, _products(values)])
+        rows = stack_elements(x)
+        if self.kind == "vectors":
+            mean, second = jnp.mean(rows, axis=0), _upper(rows.T @ rows / rows.shape[0])
+            quartic = [_products(second)] if rows.shape[1] <= LARGEST_QUARTIC else []
+            return jnp.concatenate([mean, second, *quartic])
+        values = jnp.sort(rows[:, 0])
+        mean = jnp.mean(values)
+        if values.shape[0] == 1:
+            return jnp.stack([mean, mean**2])
+        variance = jnp.var(values)
+        deviation = _root(variance)
+        spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
+        return jnp.stack([mean, *spread, values[0], values[-1], jnp.median(values)])
+
+    def elements(self, x: Measurement) -> Float[Array, "n q"]:
+        """The elements of a set, for a network that learns sums of its own."""
+        rows = stack_elements(x)
+        curved = jnp.arcsinh(self.scale(rows))
+        return jnp.concatenate([curved, self._compress(rows)], 1) if self.positive else curved
+
+    def _of_scalars(self, values: Float[Array, " n"]) -> Float[Array, " p"]:
+        values = jnp.sort(values)
+        n = values.shape[0]
+        compressed = self._compress(values)
+        mean, size = jnp.mean(values), jnp.mean(jnp.abs(values))
+        summary = [mean, mean**2, size, jnp.log(size + self._floor), jnp.mean(compressed)]
+        if n == 1:
+            return jnp.stack(summary)
+        deviation = _root(jnp.var(values))
+        summary += [deviation, deviation**2, jnp.log(deviation + self._floor)]
+        summary += [jnp.log(_root(jnp.var(compressed)) + RELATIVE_FLOOR)]
+        if n > LARGEST_SET:
+            values = jnp.quantile(values, jnp.linspace(0.0, 1.0, LARGEST_SET))
+            compressed = self._compress(values)
+        standard = (values - mean) / (deviation + RELATIVE_FLOOR * self._floor)
+        both = [jnp.arcsinh(self.scale(values))] if self.positive else []
+        return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
+
+    def _compress(self, values: Array) -> Array:
+        if self.positive:
+            return jnp.log(values + RELATIVE_FLOOR * self._floor)
+        return jnp.arcsinh(self.scale(values))
+
+    @property
+    def _floor(self) -> Array:
+        return RELATIVE_FLOOR / self.scale.matrix
+
+
+def choose_statistics(x: Measurement, *, exchangeable: bool) -> Statistics:
+    """The statistics for measurements like these, with a leading axis."""
+    rows = jax.vmap(stack_elements if exchangeable else flatten)(x)
+    kind: Kind = "flat"
+    if exchangeable:
+        kind = "scalars" if rows.shape[-1] == 1 else "vectors"
+    values = np.asarray(rows, np.float64)
+    whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(x))
+    size = np.median(np.abs(values))
+    size = size if size > 0 else np.std(values)
+    shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
+    return Statistics(kind, bool((values > 0).all()) and not whole, Affine(shift, matrix))
+
+
+def flatten(x: Measurement) -> Float[Array, " p"]:
+    """All numbers of one measurement in one vector."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in _real_leaves(x)])
+
+
+def stack_elements(x: Measurement) -> Float[Array, "n p"]:
+    """The elements of one exchangeable measurement as rows."""
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in _real_leaves(x)]
+    return jnp.concatenate(leaves, axis=1)
+
+
+def _real_leaves(x: Measurement) -> list[Array]:
+    """All arrays as real numbers, complex ones as two."""
+    leaves = []
+    for leaf in jax.tree.leaves(x):
+        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+        leaves += [leaf.real, leaf.imag] if is_complex else [leaf.astype(float)]
+    return leaves
+
+
+def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+    """Means and second moments, and these as scales, correlations and regressions."""
+    n, p = rows.shape
+    second = rows.T @ rows / n
+    scales = _root(jnp.diagonal(second)) + jnp.finfo(rows.dtype).tiny
+    correlations = second / scales[:, None] / scales[None, :]
+    parts = [jnp.mean(rows, axis=0), _upper(second), jnp.log(scales), _upper(correlations, 1)]
+    if n > p:
+        factor = jnp.linalg.cholesky(correlations + 1e-6 * jnp.eye(p))
+        diagonal = jnp.diagonal(factor)
+        regressions = factor / diagonal[None, :]
+        parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
+    return jnp.concatenate(parts)
+
+
+def _of_numbers(values: Float[Array, " p"], floor: Array) -> Float[Array, " f"]:
+    square = jnp.mean(values**2)
+    parts = [values, jnp.stack([square, jnp.log(_root(square) + floor)])]
+    if values.shape[0] <= LARGEST_QUADRATIC:
+        parts.append(_products(values))
+    return jnp.concatenate(parts)
+
+
+def _products(values: Float[Array, " p"]) -> Float[Array, " q"]:
+    return _upper(jnp.outer(values, values))
+
+
+def _upper(matrix: Float[Array, "p p"], offset: int = 0) -> Float[Array, " q"]:
+    return matrix[np.triu_indices(matrix.shape[0], offset)]
+
+
+def _root(value: Array) -> Array:
+    """A square root whose derivative at zero is finite."""
+    return jnp.sqrt(value + jnp.finfo(value.dtype).tiny)
