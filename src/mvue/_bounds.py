@@ -240,15 +240,13 @@ def _size(jacobian: np.ndarray, null: np.ndarray) -> np.ndarray:
 def _directions(null: np.ndarray, names: tuple[str, ...]) -> list[str]:
     """A basis of the null space in words, by Gauss-Jordan elimination."""
     rows = null.T.copy()
-    done = 0
-    for _ in range(len(rows)):
+    for done in range(len(rows)):
         rest = np.abs(rows[done:])
         i, j = np.unravel_index(rest.argmax(), rest.shape)
         rows[[done, done + i]] = rows[[done + i, done]]
         rows[done] /= rows[done, j]
         others = np.arange(len(rows)) != done
         rows[others] -= np.outer(rows[others, j], rows[done])
-        done += 1
     return [_combination(row, names) for row in rows]
 
 

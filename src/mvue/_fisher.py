@@ -1,5 +1,7 @@
 """Fisher information of a problem, by the best method that applies."""
 
+import contextlib
+
 import jax
 import jax.random as jr
 import numpy as np
@@ -95,17 +97,13 @@ def informations(
     if method == "quadrature":
         return integrated_informations(problem, layout, flat, key=key)
     if method == "auto":
-        try:
+        with contextlib.suppress(BoundError):
             return gaussian_informations(problem, layout, flat)
-        except BoundError:
-            pass
     found = Informations.empty(*flat.shape)
     found.fail(range(len(flat)), BoundError("not computed"))
     if method == "auto":
-        try:
+        with contextlib.suppress(BoundError):
             found = integrated_informations(problem, layout, flat, key=key)
-        except BoundError:
-            pass
     # Where quadrature has seen that the model is irregular, draws have nothing to add.
     left = [k for k, f in enumerate(found.failure) if f and not isinstance(f, IrregularModelError)]
     if left:

@@ -103,7 +103,7 @@ class _Line:
     def __call__(
         self, j: np.ndarray, v: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """t and dt/dv, whether t is off the ends, and whether it is next to them."""
+        """Points t and dt/dv, whether t is off the ends, and whether it is next to them."""
         lower, upper, scale = self.lower[j], self.upper[j], self.scale[j]
         if self.has_lower and self.has_upper:
             near = scale * expit(-np.abs(v))

@@ -46,7 +46,8 @@ def integrated_informations(
             f"log_likelihood cannot be evaluated in double precision: {type(error).__name__}: "
             f"{error}"
         ) from error
-    found.fail(range(len(flat)), BoundError("no simulated draw is finite"))
+    found.fail(range(len(flat)), BoundError("quadrature failed: no known support holds the draws"))
+    distance = np.full(len(flat), np.inf)  # of the best mass from 1: its failure is the one to tell
     for lower, upper in density.candidates():
         # The narrowest domain that holds all simulated draws comes first; a mass of 1 decides.
         open_ = np.array([isinstance(f, BoundError) for f in found.failure])
@@ -62,14 +63,21 @@ def integrated_informations(
                 upper[which],
                 density.pilot[which],
             )
-            _judge(found, which, totals, density.n, layout)
+            _judge(found, which, totals, density.n, layout, distance)
     return found
 
 
-def _judge(found: Informations, which: np.ndarray, totals: Totals, n: int, layout: Layout) -> None:
+def _judge(
+    found: Informations,
+    which: np.ndarray,
+    totals: Totals,
+    n: int,
+    layout: Layout,
+    distance: np.ndarray,
+) -> None:
     """Enter what passes the checks, and reasons for what does not."""
     mean, edge = totals.score / totals.root(), totals.edge_share()
-    for j, k in enumerate(which):
+    for j, k in enumerate(which.tolist()):
         worst = np.abs(mean[j]).argmax()
         score, name = abs(mean[j][worst]), layout.names[worst]
         if totals.failure[j]:
@@ -90,7 +98,10 @@ def _judge(found: Informations, which: np.ndarray, totals: Totals, n: int, layou
         else:
             found.put(k, n * totals.matrix[j], METHOD, mean_score=mean[j])
             continue
-        found.fail([k], BoundError(f"quadrature failed: {reason}"))
+        off = np.inf if totals.failure[j] else abs(totals.mass[j] - 1)
+        if off < distance[k] or np.isinf(distance[k]):
+            found.fail([k], BoundError(f"quadrature failed: {reason}"))
+            distance[k] = off
 
 
 class _Density:
