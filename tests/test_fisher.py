@@ -131,7 +131,7 @@ def test_gaussian_forms_agree():
     np.testing.assert_allclose(mvue.fisher_information(trend, [1.0, 2.0]).matrix, design.T @ design)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=6, max_size=6))
 def test_reparametrisation(numbers):
     """With theta = g(phi), the information about phi is Gᵀ F G."""
@@ -292,7 +292,7 @@ def test_quadrature_is_refused_where_it_is_wrong():
 
     # Singular at an end that double precision cannot resolve.
     with pytest.raises(mvue.BoundError, match="does not converge at the ends"):
-        mvue.crb(POWER, 0.3, method="quadrature")
+        mvue.crb(POWER, 0.5, method="quadrature")
 
 
 def test_relative_error(monkeypatch):
@@ -392,19 +392,12 @@ def mean(x):
     return x.mean()
 
 
-def test_reports_find_their_bound(key):
+def test_bounds_of_functions_of_y():
     at = np.array([0.5, 1.0, 3.0])
-    report = mvue.assess(mean, EXPONENTIAL, at=at, repeats=500, key=key, of=lambda y: 1 / y)
-    np.testing.assert_allclose(report.crb[:, 0], 1 / at**2 / N, rtol=1e-6)
-    assert report.bound_note == "CRB: quadrature"
-    assert "CRB: quadrature\n" in str(report)
-    assert report.bound_se is None
-    rough = dataclasses.replace(report, bound_se=0.1 * report.bound)
-    columns = rough.to_dict()["estimators"]["estimator"]
-    np.testing.assert_allclose(columns["crb_se"], 0.1 * np.array(columns["crb"]))
-    free = dataclasses.replace(report, bound=np.where(at > 2, np.inf, 1.0)[:, None, None])
-    assert np.isnan(free.mse_over_crb("estimator")[:, 0]).tolist() == [False, False, True]
-    free.plot()
+    found = note_bounds(EXPONENTIAL, at, lambda y: 1 / y, jr.key(0))
+    np.testing.assert_allclose(found.matrix[:, 0, 0], 1 / at**2 / N, rtol=1e-6)
+    assert found.se is None
+    assert found.note == "CRB: quadrature"
 
 
 def test_reports_say_why_there_is_no_bound(key, tmp_path):
@@ -467,6 +460,8 @@ def test_bound_of_a_biased_estimator(swept_key):
     at = np.array([3.0, 0.5, 1.0, 2.0, 2.2])
     estimators = {"affine": lambda x: 0.7 * x.mean() + 0.2, "mean": mean}
     report = mvue.assess(estimators, NORMAL_MEAN, at=at, repeats=20_000, key=swept_key)
+    np.testing.assert_allclose(report.crb, 1 / N)
+    assert "CRB: Gaussian closed form\n" in str(report)
     matrix, se = report.biased_crb("affine")
     exact = 0.49 / N + (0.2 - 0.3 * at) ** 2
     assert (np.abs(matrix[:, 0, 0] - exact) < 4.5 * se[:, 0, 0]).all()
@@ -475,6 +470,12 @@ def test_bound_of_a_biased_estimator(swept_key):
     unbiased, _ = mvue.biased_crb(report, "mean")
     np.testing.assert_allclose(unbiased[:, 0, 0], 1 / N, rtol=0.1)
 
+    rough = dataclasses.replace(report, bound_se=0.1 * report.bound)
+    columns = rough.to_dict()["estimators"]["mean"]
+    np.testing.assert_allclose(columns["crb_se"], 0.1 * np.array(columns["crb"]))
+    free = dataclasses.replace(report, bound=np.where(at > 2, np.inf, 1.0)[:, None, None])
+    np.testing.assert_array_equal(np.isnan(free.mse_over_crb("mean")[:, 0]), at > 2)
+    assert np.isfinite(free.summary("mean")["mse_over_crb"]["max"])
     # The stated error is the spread when the bias alone is measured again and again.
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(400, len(at), 1)) * one.bias_se

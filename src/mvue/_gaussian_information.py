@@ -126,8 +126,8 @@ def _base_of(distribution: Any) -> Any:
 def _moments_of(base: Any) -> tuple[Array, Array]:
     """Means (b, n) and covariances (b, n, n) of b independent Gaussian vectors."""
     if type(base) is dist.Normal:
-        shape = base.batch_shape
-        loc, scale = (jnp.broadcast_to(a, shape).ravel() for a in (base.loc, base.scale))
+        pair: list[Any] = [base.loc, base.scale]
+        loc, scale = (jnp.broadcast_to(part, base.batch_shape).ravel() for part in pair)
         return loc[:, None], (scale**2)[:, None, None]
     n = base.event_shape[0]
     cov = base.covariance_matrix

@@ -60,8 +60,8 @@ class Totals:
     @classmethod
     def zero(cls, count: int, p: int) -> "Totals":
         """Nothing added yet."""
-        shapes = ((count,), (count, p), (count, p, p), (count, p))
-        return cls(*map(np.zeros, shapes), [""] * count)
+        flat, square = np.zeros((count, p)), np.zeros((count, p, p))
+        return cls(np.zeros(count), flat, square, flat.copy(), [""] * count)
 
     def add(self, job: np.ndarray, weight: np.ndarray, score: np.ndarray, edge: np.ndarray) -> None:
         """Add nodes of weight (m,) and score (m, p)."""

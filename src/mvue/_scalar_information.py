@@ -173,12 +173,10 @@ class _Density:
 
 @eqx.filter_jit
 def _pilot(problem: Problem, layout: Layout, flat: Array, key: Key, draws: int) -> Array:
-    def one(flat: Array, key: Key) -> Array:
-        theta = layout.unravel(flat)
-        simulate = jax.vmap(problem.simulate, in_axes=(0, None))
-        return jnp.asarray(simulate(fold_in_each(key, jnp.arange(draws)), theta))
-
-    return jax.vmap(one)(flat, fold_in_each(key, jnp.arange(len(flat))))
+    # One call of the generator for all keys: it is most of what there is to compile.
+    keys = fold_in_each(key, jnp.arange(len(flat) * draws)).reshape(len(flat), draws)
+    simulate = jax.vmap(jax.vmap(problem.simulate, in_axes=(0, None)))
+    return jnp.asarray(simulate(keys, jax.vmap(layout.unravel)(flat)))
 
 
 @eqx.filter_jit
