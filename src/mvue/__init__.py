@@ -1,8 +1,14 @@
 """Learn minimum-variance unbiased estimators from a simulator, and prove it."""
 
 from ._assess import assess as assess
+from ._biased_bound import biased_crb as biased_crb
+from ._bounds import Bound as Bound
+from ._bounds import crb as crb
+from ._fisher import fisher_information as fisher_information
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
+from ._gaussian_information import gaussian_fisher_information as gaussian_fisher_information
+from ._information import Information as Information
 from ._linear import LinearEstimator as LinearEstimator
 from ._linear import linear_bce as linear_bce
 from ._linear import lmmse as lmmse
@@ -34,10 +40,13 @@ from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
 from ._train import fit as fit
 from ._types import BiasToleranceWarning as BiasToleranceWarning
+from ._types import BoundError as BoundError
 from ._types import CheckpointError as CheckpointError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
+from ._types import IrregularModelError as IrregularModelError
 from ._types import NonFiniteWarning as NonFiniteWarning
 from ._types import NoRepeatsWarning as NoRepeatsWarning
 from ._types import SimulatorError as SimulatorError
+from ._types import UnreachedPrecisionWarning as UnreachedPrecisionWarning
 from ._types import UnresolvedSignalWarning as UnresolvedSignalWarning
 from ._version import __version__ as __version__

@@ -12,6 +12,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
+from ._bounds import note_bounds
 from ._fit import Fit
 from ._losses import unit_mse, unit_squared_bias
 from ._moments import Moments, merge, moments_of, rescale, summarize
@@ -85,7 +86,7 @@ def assess(
     with _own_errors(functions):
         errors, squares = pieces.at_values(theta, truth, repeats, draw_key, progress)
         averages = pieces.over_prior(repeats, prior_key, np.fmax.reduce(_rms(errors).ravel()))
-    bound = _bound(problem, theta, transform, y)
+    bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
     assessments = {}
     for i, name in enumerate(functions):
         one = Moments(*(leaf[i] for leaf in errors))
@@ -118,8 +119,10 @@ def assess(
         theta=jax.tree.map(np.asarray, theta),
         repeats=repeats,
         estimators=assessments,
-        bound=bound,
+        bound=bound.matrix,
         squared_errors=dict(zip(_pairs_of(list(functions)), squares, strict=True)),
+        bound_se=bound.se,
+        bound_note=bound.note,
     )
 
 
@@ -418,16 +421,3 @@ def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
             ExtrapolationWarning,
             stacklevel=3,
         )
-
-
-def _bound(
-    problem: Problem, theta: Theta, transform: Callable[[Any], Any], y: Array
-) -> np.ndarray | None:
-    """The known bound on the covariance at each value, (K, d, d)."""
-    if problem.crb is None:
-        return None
-    with jax.enable_x64(True):
-        exact = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), theta)
-        bound = np.asarray(jax.vmap(problem.crb)(exact), np.float64)
-    jacobian = np.asarray(jax.vmap(jax.jacobian(transform))(y), np.float64)
-    return jacobian @ bound @ jacobian.swapaxes(1, 2)

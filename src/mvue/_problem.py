@@ -54,6 +54,8 @@ class Problem:
             whose order carries no information.
         crb: optional ``crb(theta) -> (d, d)``, a known lower bound on the covariance of
             unbiased estimators of y.
+        likelihood: optional ``likelihood(theta)``, the distribution of one measurement that
+            `from_likelihood` was given; it must agree with `log_likelihood`.
     """
 
     prior: Any
@@ -63,9 +65,10 @@ class Problem:
     names: tuple[str, ...] | None = None
     exchangeable: bool = False
     crb: Callable[[Theta], Any] | None = None
+    likelihood: Callable[[Theta], Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("simulate", "log_likelihood", "target", "crb"):
+        for name in ("simulate", "log_likelihood", "target", "crb", "likelihood"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "simulate"):
                 raise TypeError(f"{name} must be callable, got {type(value).__name__}")
@@ -122,7 +125,7 @@ class Problem:
         def log_likelihood(theta: Theta, x: Array) -> Array:
             return jnp.sum(likelihood(theta).log_prob(x))
 
-        return cls(prior, simulate, log_likelihood, target, names, exchangeable, crb)
+        return cls(prior, simulate, log_likelihood, target, names, exchangeable, crb, likelihood)
 
     def sample_prior(self, key: Key) -> Theta:
         """One theta."""

@@ -83,6 +83,11 @@ class Report:
     """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
     squared_errors: dict[tuple[str, str], Moments]
     """Joint moments of two estimators' ‖error‖² on common measurements; see `mse_ratio`."""
+    bound_se: np.ndarray | None = None
+    """Standard errors of the bound, (K, d, d), where it comes from Monte Carlo; nan at values
+    where it does not."""
+    bound_note: str = ""
+    """Where the bound comes from, or why there is none; empty if the problem gives it."""
 
     @property
     def crb(self) -> np.ndarray | None:
@@ -90,8 +95,22 @@ class Report:
         return None if self.bound is None else np.einsum("kii->ki", self.bound)
 
     def mse_over_crb(self, name: str) -> np.ndarray | None:
-        """MSE of each component in units of the bound, (K, d); None where none is known."""
-        return None if self.crb is None else self[name].mse / self.crb
+        """MSE of each component in units of the bound, (K, d); nan where that is infinite.
+
+        None where no bound is known.
+        """
+        if self.crb is None:
+            return None
+        return self[name].mse / np.where(np.isfinite(self.crb), self.crb, np.nan)
+
+    def biased_crb(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The bound for an estimator with this one's bias, and its standard error, (K, d, d).
+
+        See `mvue.biased_crb`.
+        """
+        from ._biased_bound import biased_crb
+
+        return biased_crb(self, name)
 
     def mse_ratio(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
         """Ratio of two estimators' MSE at each value, and its standard error, (K,).
@@ -144,6 +163,7 @@ class Report:
         result: dict[str, Any] = {
             "names": list(self.names),
             "repeats": self.repeats,
+            "bound_note": self.bound_note,
             "estimators": {},
         }
         for name, one in self.estimators.items():
@@ -153,6 +173,8 @@ class Report:
             }
             if self.crb is not None:
                 columns["crb"] = self.crb
+            if self.bound_se is not None:
+                columns["crb_se"] = np.einsum("kii->ki", self.bound_se)
             result["estimators"][name] = self.summary(name) | {
                 column: squeeze(values).tolist() for column, values in columns.items()
             }
@@ -211,6 +233,8 @@ class Report:
             f"{self.repeats:,} repeats each",
             markup=False,
         )
+        if self.bound_note:
+            console.print(self.bound_note, markup=False)
         console.print(_text_table(summary_rows(self)))
         console.print(_text_table(value_rows(self)))
         text = console.file.getvalue()  # type: ignore[attr-defined]

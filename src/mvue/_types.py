@@ -29,6 +29,14 @@ class CheckpointError(RuntimeError):
     """A checkpoint belongs to another training run, or none of them can be read."""
 
 
+class BoundError(ValueError):
+    """No bound can be computed for a problem; the message says why."""
+
+
+class IrregularModelError(BoundError):
+    """The Cramér-Rao bound does not hold for a model; the message says why."""
+
+
 class ExtrapolationWarning(UserWarning):
     """An estimator is being judged at a value that the prior cannot produce."""
 
@@ -47,3 +55,7 @@ class UnresolvedSignalWarning(UserWarning):
 
 class BiasToleranceWarning(UserWarning):
     """No bias weight brings the bias below the tolerance that was asked for."""
+
+
+class UnreachedPrecisionWarning(UserWarning):
+    """Monte Carlo stopped at its largest number of draws, short of the precision asked for."""

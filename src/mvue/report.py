@@ -72,8 +72,9 @@ def write_page(
 
 def report_sections(report: Report) -> list[Section]:
     """The parts of a page that show one report."""
+    reading = (*READING, f"{report.bound_note}.") if report.bound_note else READING
     return [
-        Section("Summary", READING, figure=report.plot(), table=summary_rows(report)),
+        Section("Summary", reading, figure=report.plot(), table=summary_rows(report)),
         Section("Every value", table=value_rows(report)),
     ]
 
