@@ -7,6 +7,7 @@ from ._bounds import crb as crb
 from ._fisher import fisher_information as fisher_information
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
+from ._frozen import Affine as Affine
 from ._gaussian_information import gaussian_fisher_information as gaussian_fisher_information
 from ._information import Information as Information
 from ._linear import LinearEstimator as LinearEstimator
@@ -20,7 +21,7 @@ from ._losses import fisher_weighted_mse as fisher_weighted_mse
 from ._losses import mse as mse
 from ._losses import mse_over_crb as mse_over_crb
 from ._losses import squared_bias as squared_bias
-from ._networks import Affine as Affine
+from ._networks import Corrected as Corrected
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized
 from ._networks import standardize as standardize
@@ -38,6 +39,9 @@ from ._refit import refit_last_layer as refit_last_layer
 from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
+from ._survey import Range as Range
+from ._survey import Survey as Survey
+from ._survey import survey as survey
 from ._train import fit as fit
 from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import BoundError as BoundError

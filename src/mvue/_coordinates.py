@@ -115,5 +115,3 @@ def _names(theta: Theta) -> tuple[str, ...]:
         size = int(np.prod(leaf.shape))
         names += [name] if leaf.ndim == 0 else [f"{name}[{i}]" for i in range(size)]
     return tuple(names)
-
-

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ._survey import Survey
 from ._types import Estimator
 
 
@@ -67,6 +68,8 @@ class Fit:
     """How many unknowns were replaced because a simulation of theirs was not finite."""
     settings: dict[str, Any]
     """What was trained, and how."""
+    survey: Survey | None
+    """What was decided about training; None where everything was given."""
 
     def __str__(self) -> str:
         s, seen = self.settings, self.held_out
@@ -76,10 +79,14 @@ class Fit:
             f"  loss      {s['loss']}; N = {s['batch_size']}, M = {s['replicates']}",
             f"  network   {s['network']}; {self.weights}",
         ]
+        lines += [
+            f"  {'' if i else 'training':<9} {line}"
+            for i, line in enumerate(s["training"].splitlines())
+        ]
         line = f"  held out  MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
         if s["replicates"] > 1:
             line += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
-        lines.append(f"{line} (averages over the prior)")
+        lines.append(f"{line} (averages over the unknowns trained on)")
         if self.nonfinite:
             lines.append(
                 f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"

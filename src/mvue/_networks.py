@@ -6,35 +6,23 @@ negative now and then.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ._baseline import Baseline, PlugIn, fit_baseline, fit_plug_in
+from ._frozen import Affine
 from ._problem import Draw, Problem, key_for, pilot_draw
+from ._statistics import Statistics, flatten
+from ._survey import Survey
 from ._types import Key, Measurement
 
 PILOT_UNITS = 1024
-
-
-class Affine(eqx.Module):
-    """A fixed map ``(value - shift) @ matrix``, measured once and never trained.
-
-    A vector for a matrix stands for a diagonal one.
-    """
-
-    shift: Array
-    matrix: Array
-
-    def __call__(self, value: Array) -> Array:
-        """Apply the map."""
-        centred = value - self.shift
-        if self.matrix.ndim > self.shift.ndim:
-            return centred @ self.matrix
-        return centred * self.matrix
+WIDTH = 64
+INNER_WIDTH, INNER_OUT = 16, 8
 
 
 class Standardized(eqx.Module):
@@ -121,72 +109,56 @@ def standardize(
     return Standardized(features or flatten, inputs, network, head or _scale_back(pilot))
 
 
-def default_network(problem: Problem, pilot: Draw, *, key: Key) -> Standardized:
+class Corrected(eqx.Module):
+    """A baseline in closed form and a network that corrects it, in units of the expected error.
+
+    The network sees the statistics of the baseline and, for sets, averages over the elements that
+    an inner network learns.
+    """
+
+    statistics: Statistics
+    plug_in: PlugIn
+    baseline: Baseline
+    inner: eqx.nn.MLP | None
+    network: eqx.nn.MLP
+
+    def __call__(self, x: Measurement) -> Float[Array, " d"]:
+        """The estimate from one measurement."""
+        statistics = self.statistics.inputs(x)
+        first, log_sd, places = self.plug_in(statistics)
+        parts = [self.plug_in.inputs(statistics), places]
+        if self.inner is not None:
+            parts.append(jnp.mean(jax.vmap(self.inner)(self.statistics.elements(x)), axis=0))
+        correction = self.network(jnp.concatenate(parts))
+        baseline = self.baseline(first, self.statistics.natural(x))
+        return baseline + jnp.exp(log_sd) * correction
+
+
+def default_network(problem: Problem, survey: Survey, *, key: Key) -> Corrected:
     """The network that `fit` builds when it is given none.
 
-    For exchangeable scalars: their order statistics, raw and in their own scale, with mean and
-    log standard deviation, into a perceptron with two hidden layers. For exchangeable vectors: a
-    `DeepSet`. Otherwise a perceptron on all numbers of x.
+    Args:
+        problem: what to train on.
+        survey: of the problem, which tells the expected size of errors.
+        key: for simulations and for the initial weights.
     """
-    d = pilot.y.shape[1]
-    features = flatten
+    plug_in_key, baseline_key, inner_key, network_key = jr.split(key, 4)
+    plug_in = fit_plug_in(problem, survey, key=plug_in_key)
+    baseline = fit_baseline(problem, survey, plug_in, key=baseline_key)
+    x, y = problem.shapes()
+    d = y.shape[0]
+    size, inner = plug_in.inputs.shift.shape[0] + 2 * d, None
     if problem.exchangeable:
-        rows = _pilot_features(pilot, stack_elements)
-        p = rows.shape[-1]
-        if p > 1:
-            # The elements of a set are alike: one scale for all rows.
-            inputs = _scaling(rows.reshape(-1, 1, p))
-            return Standardized(stack_elements, inputs, DeepSet(p, d, key=key), _scale_back(pilot))
-        features = order_statistics
-    values = _pilot_features(pilot, features)
-    network = eqx.nn.MLP(values.shape[1], d, 64, 2, jax.nn.gelu, key=key)
-    return Standardized(features, _scaling(values), network, _scale_back(pilot))
-
-
-def flatten(x: Measurement) -> Float[Array, " p"]:
-    """All numbers of one measurement in one vector."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in _real_leaves(x)])
-
-
-def stack_elements(x: Measurement) -> Float[Array, "n p"]:
-    """The elements of one exchangeable measurement as rows."""
-    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in _real_leaves(x)]
-    return jnp.concatenate(leaves, axis=1)
-
-
-def _real_leaves(x: Measurement) -> list[Array]:
-    """All arrays as real numbers, complex ones as two."""
-    leaves = []
-    for leaf in jax.tree.leaves(x):
-        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-        leaves += [leaf.real, leaf.imag] if is_complex else [leaf.astype(float)]
-    return leaves
-
-
-def order_statistics(x: Measurement) -> Float[Array, " p"]:
-    """Sorted values, raw and in units of their own mean and deviation, with both."""
-    values = jnp.sort(stack_elements(x)[:, 0])
-    mean = jnp.mean(values)
-    centred = values - mean
-    tiny = jnp.finfo(values.dtype).tiny
-    deviation = jnp.sqrt(jnp.mean(centred**2) + tiny)
-    return jnp.concatenate([values, centred / deviation, mean[None], jnp.log(deviation)[None]])
-
-
-def is_frozen(node: Any) -> bool:
-    """Whether a node of an estimator is measured rather than trained."""
-    return isinstance(node, Affine)
-
-
-def trainable(estimator: PyTree) -> PyTree:
-    """A tree of booleans: which leaves of an estimator are trained."""
-
-    def mark(node: Any) -> Any:
-        if is_frozen(node):
-            return jax.tree.map(lambda _: False, node)
-        return eqx.is_inexact_array(node)
-
-    return jax.tree.map(mark, estimator, is_leaf=is_frozen)
+        n, elements = jax.eval_shape(survey.statistics.elements, x).shape
+        if survey.statistics.kind == "vectors":
+            inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
+            size += INNER_OUT
+    network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
+    # The first estimate is the baseline, nearly.
+    last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
+    weight, bias = last(network)
+    network = eqx.tree_at(last, network, (0.1 * weight, 0.0 * bias))
+    return Corrected(survey.statistics, plug_in, baseline, inner, network)
 
 
 def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:

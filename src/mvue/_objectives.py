@@ -7,7 +7,7 @@ function of this form will do; the ones here describe themselves in reports.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from ._types import Theta
 
 Schedule = Callable[[Any], Any]
 
+DEFAULT_BIAS_WEIGHTS = (20.0, 60.0)
+"""λ at the start and at the end: small enough to learn quickly, then large enough to unbias."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
@@ -37,6 +40,10 @@ class Loss:
     describe: Callable[[int], str]
     """The loss in words, for M replicates."""
     min_replicates: int = 1
+    any_prior: bool = False
+    """Whether the best estimator is the same for every prior, so that `fit` may choose one."""
+    weighted_by: Callable[[Callable[[Theta], Any]], "Loss"] | None = None
+    """The loss with weights that `fit` is to decide: a function of theta."""
 
     def __call__(self, estimates: Any, draw: Draw, progress: Any) -> Any:
         """The loss of one batch."""
@@ -44,20 +51,51 @@ class Loss:
 
 
 def bce(
-    bias_weight: float | Schedule = 40.0,
+    bias_weight: float | Schedule | None = None,
     *,
     penalty: Penalty = "unbiased",
-    weight: Callable[[Any], Any] | None = None,
+    weight: Callable[[Any], Any] | Literal["auto"] | None = "auto",
 ) -> Loss:
     """Bias constrained estimation: mean squared error + λ · squared bias.
 
     Args:
-        bias_weight: λ, or a function from the fraction of training done to λ.
+        bias_weight: λ, or a function from the fraction of training done to λ; by default it
+            grows from 20 to 60 over the training.
         penalty: ``"unbiased"`` or, as in the paper, ``"plug-in"``, which acts as a smaller λ
             (see `effective_bias_weight`).
-        weight: optional ``weight(y)`` of one unknown, positive, a scalar or one value for each
-            component; use it when the size of the error depends on y.
+        weight: ``weight(y)`` of one unknown, positive, a scalar or one value for each component,
+            which makes errors comparable where their size depends on y. ``"auto"`` leaves it to
+            `fit`: one over the variance to expect, from a `survey`. None for no weights.
     """
+    if weight == "auto":
+        return dataclasses.replace(
+            _bce(bias_weight, penalty, _undecided, "weighted by the expected error"),
+            weighted_by=lambda decided: _bce(
+                bias_weight,
+                penalty,
+                lambda draw: jax.vmap(decided)(draw.theta),
+                "weighted by the expected error",
+            ),
+        )
+    words = "weighted" if weight is not None else ""
+    return _bce(bias_weight, penalty, lambda draw: _weights(weight, draw), words)
+
+
+def _undecided(_: Draw) -> Any:
+    raise ValueError(
+        "weight='auto' is decided by fit: give weight=None, or a function of y, to use the loss "
+        "elsewhere"
+    )
+
+
+def _bce(
+    bias_weight: float | Schedule | None,
+    penalty: Penalty,
+    weights_of: Callable[[Draw], Any],
+    weighting: str,
+) -> Loss:
+    if bias_weight is None:
+        bias_weight = geometric(*DEFAULT_BIAS_WEIGHTS)
     if not callable(bias_weight):
         check_bias_weight(bias_weight)
     if penalty not in ("unbiased", "plug-in"):
@@ -66,7 +104,7 @@ def bce(
     def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
         lam = bias_weight(progress) if callable(bias_weight) else bias_weight
         return bce_loss(
-            estimates, draw.y, bias_weight=lam, penalty=penalty, weights=_weights(weight, draw)
+            estimates, draw.y, bias_weight=lam, penalty=penalty, weights=weights_of(draw)
         )
 
     def describe(replicates: int) -> str:
@@ -80,10 +118,11 @@ def bce(
             text += (
                 f" (acts as λ = {effective_bias_weight(stop, replicates):.3g} at M = {replicates})"
             )
-        return text + (", weighted" if weight else "")
+        return text + (f", {weighting}" if weighting else "")
 
     needs_pairs = callable(bias_weight) or float(bias_weight) > 0
-    return Loss(evaluate, describe, min_replicates=2 if needs_pairs else 1)
+    least = 2 if needs_pairs else 1
+    return Loss(evaluate, describe, min_replicates=least, any_prior=needs_pairs)
 
 
 def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:

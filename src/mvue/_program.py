@@ -14,8 +14,8 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ._frozen import trainable
 from ._losses import unit_mse, unit_squared_bias
-from ._networks import trainable
 from ._problem import Draw, Problem, finite_units
 from ._types import Estimator, Key
 

@@ -60,7 +60,7 @@ class Statistics(eqx.Module):
         variance = jnp.var(values)
         deviation = _root(variance)
         spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
-        return jnp.stack([mean, *spread, values[0], values[-1], jnp.median(values)])
+        return jnp.stack([mean, *spread, values[0], values[-1], _median(values)])
 
     def elements(self, x: Measurement) -> Float[Array, "n q"]:
         """The elements of a set, for a network that learns sums of its own."""
@@ -79,8 +79,12 @@ class Statistics(eqx.Module):
         deviation = _root(jnp.var(values))
         summary += [deviation, deviation**2, jnp.log(deviation + self._floor)]
         summary += [jnp.log(_root(jnp.var(compressed)) + RELATIVE_FLOOR)]
+        root = _root(jnp.mean(values**2)) + RELATIVE_FLOOR * self._floor
+        own = jnp.abs(values / root)
+        powers = jnp.stack([jnp.mean(own), *(jnp.mean(own**k) for k in (3, 4, 6))])
+        summary += [jnp.mean((values / root) ** 3), *jnp.log(powers + RELATIVE_FLOOR)]
         if n > LARGEST_SET:
-            values = jnp.quantile(values, jnp.linspace(0.0, 1.0, LARGEST_SET))
+            values = _quantiles(values, LARGEST_SET)
             compressed = self._compress(values)
         standard = (values - mean) / (deviation + RELATIVE_FLOOR * self._floor)
         both = [jnp.arcsinh(self.scale(values))] if self.positive else []
@@ -128,6 +132,20 @@ def _real_leaves(x: Measurement) -> list[Array]:
         is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
         leaves += [leaf.real, leaf.imag] if is_complex else [leaf.astype(float)]
     return leaves
+
+
+def _median(ordered: Float[Array, " n"]) -> Float[Array, ""]:
+    n = ordered.shape[0]
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
+    """Quantiles at equal steps of rank."""
+    place = np.linspace(0, ordered.shape[0] - 1, count)
+    below = place.astype(int)
+    above, share = np.minimum(below + 1, ordered.shape[0] - 1), place - below
+    share = jnp.asarray(share, ordered.dtype)
+    return ordered[below] * (1 - share) + ordered[above] * share
 
 
 def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:

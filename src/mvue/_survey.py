@@ -26,10 +26,10 @@ from ._types import Key, Theta
 
 REACH = 3.5  # standard deviations by which training goes beyond the range of interest
 STEP = 0.5  # standard deviations between looks on the way out
-NODES = 17  # values of each coordinate inside the range of interest
-CONTEXTS = 4  # values of the other coordinates for each
-POINTS = 512  # at which the size of errors is measured
-SIMULATIONS = 1024  # at each value of theta
+NODES = 11  # values of each coordinate inside the range of interest
+CONTEXTS = 3  # values of the other coordinates for each
+POINTS = 256  # at which the size of errors is measured
+SIMULATIONS = 512  # at each value of theta
 FEWEST_SIMULATIONS = 96
 BUDGET = 2**28  # simulated numbers of a whole survey
 CHUNK = 32  # values of theta in one call
@@ -248,7 +248,7 @@ class _Look:
         reach = np.broadcast_to(self._typical[:, None], values.shape)
         sd, good, _ = self._along(values, reach, ends)
         lines = []
-        for _ in range(2):
+        for _ in range(1):
             # Again, at values spread evenly in standard deviations, with steps of that size.
             lines = [_Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
             if any(len(line.values) < 2 for line in lines):
@@ -303,9 +303,7 @@ class _Look:
                 sd[side, k] = np.clip(values[k, side], sd[side, k] / 2, 2 * sd[side, k])
                 left[side, k] -= step[side, k]
                 found[side][k].append((here[side, k], sd[side, k]))
-        lines = [
-            [_Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found
-        ]
+        lines = [[_Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
         return lines[0], lines[1]
 
 
@@ -318,9 +316,7 @@ def _even(line: _Line, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _distance(line: _Line) -> np.ndarray:
     """Length along the axis in standard deviations, from the first value."""
     rate = 1 / line.sd
-    return np.concatenate(
-        [[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)]
-    )
+    return np.concatenate([[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)])
 
 
 def _tables(
@@ -337,7 +333,9 @@ def _tables(
             *(
                 np.concatenate([b[:low_count][::-1], i, a[:high_count]])
                 for b, i, a in zip(
-                    (low.values, low.sd), (inner.values, inner.sd), (high.values, high.sd),
+                    (low.values, low.sd),
+                    (inner.values, inner.sd),
+                    (high.values, high.sd),
                     strict=True,
                 )
             )
@@ -346,7 +344,9 @@ def _tables(
         start, stop = distance[low_count], distance[len(distance) - 1 - high_count]
         fine = np.linspace(0, distance[-1], 8 * TABLE)
         density = np.interp(
-            fine, [0, start, stop, distance[-1] + 1e-9], [0.05 if start > 0 else 1.0, 1.0, 1.0, 0.05]
+            fine,
+            [0, start, stop, distance[-1] + 1e-9],
+            [0.05 if start > 0 else 1.0, 1.0, 1.0, 0.05],
         )
         if stop >= distance[-1]:
             density[-1] = 1.0
@@ -417,9 +417,7 @@ def _of_unknown_coordinates(
     sd = estimates.std(axis=1, ddof=1)
     centre, unit = y.mean(axis=0), y.std(axis=0) + np.finfo(float).tiny
     half = slice(0, POINTS)
-    model = smooth(
-        3 * (y[half] - centre) / unit, np.log(sd[half] + 1e-3 * np.median(sd, axis=0))
-    )
+    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + 1e-3 * np.median(sd, axis=0)))
     centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
 
     def log_sd(theta: Theta) -> Array:
@@ -427,5 +425,3 @@ def _of_unknown_coordinates(
 
     note = f"drawn from the prior itself: {reason}"
     return Survey(problem.prior, log_sd, (), statistics, note)
-
-

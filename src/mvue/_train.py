@@ -5,6 +5,7 @@ held-out unknowns and checkpoints. Nothing that the result depends on happens in
 cut into other pieces, or stopped and resumed, ends with the same bits.
 """
 
+import dataclasses
 import signal
 import threading
 import time
@@ -23,7 +24,8 @@ from jaxtyping import PyTree
 
 from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._fit import Fit, History, Outcome
-from ._networks import PILOT_UNITS, default_network, trainable
+from ._frozen import trainable
+from ._networks import PILOT_UNITS, default_network
 from ._objectives import Loss, bce
 from ._problem import (
     Draw,
@@ -36,6 +38,7 @@ from ._problem import (
 )
 from ._program import Arrays, Keep, Program, State, Sums
 from ._progress import progress_bar
+from ._survey import survey
 from ._types import Estimator, Key
 from ._version import __version__
 
@@ -50,7 +53,8 @@ def fit(
     loss: Loss | Callable[[Any, Draw, Any], Any] | None = None,
     *,
     key: Key,
-    steps: int = 5_000,
+    training_prior: Any = None,
+    steps: int = 6_000,
     batch_size: int = 128,
     replicates: int = 8,
     optimizer: Any = None,
@@ -62,16 +66,22 @@ def fit(
 ) -> Fit:
     """Train an estimator on fresh simulations.
 
-    Every step draws `batch_size` unknowns from the prior and `replicates` measurements of each.
-    Ctrl-C ends training after the current piece and returns what is there.
+    Every step draws `batch_size` unknowns and `replicates` measurements of each. Ctrl-C ends
+    training after the current piece and returns what is there.
+
+    What is not given is decided by a recipe that starts with a `survey` of the problem; its
+    decisions stand in the `Fit`.
 
     Args:
-        problem: what to estimate.
+        problem: what to estimate; its prior says which unknowns are of interest.
         network: a function of one measurement with trainable arrays (an Equinox module) that
-            returns y, used as it is; see `standardize`. By default one that suits the problem,
-            in the problem's own units.
+            returns y, used as it is; see `standardize`. By default one that corrects a closed-form
+            estimate, in units of the error to expect.
         loss: what to minimise, by default `bce`; see there and `Loss` for others.
         key: decides all random numbers.
+        training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
+            answer does not depend on it, evenly over a range wider than the one of interest (see
+            `survey`); for other losses the prior of the problem.
         steps: how many updates.
         batch_size: N, unknowns in a batch.
         replicates: M, measurements of each unknown.
@@ -104,9 +114,23 @@ def fit(
         )
     started = time.perf_counter()
     pilot_key, network_key, train_key, validation_key = jr.split(key_for("fit", key), 4)
+    chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
+    weighted_by = getattr(loss, "weighted_by", None)
+    seen = None
+    if network is None or chooses_prior or weighted_by:
+        seen = survey(problem, key=key)
+    if chooses_prior:
+        assert seen is not None
+        training_prior = seen.training_prior
+    if training_prior is not None:
+        problem = dataclasses.replace(problem, prior=training_prior, crb=None)
+    if weighted_by:
+        assert seen is not None
+        loss = weighted_by(seen.weight)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1)
     if network is None:
-        network = default_network(problem, pilot, key=network_key)
+        assert seen is not None
+        network = default_network(problem, seen, key=network_key)
     _check_network(network, problem)
     program = Program(problem, network, loss, steps, batch_size, replicates, optimizer, keep)
     _check_loss(program, loss)
@@ -122,6 +146,7 @@ def fit(
 
     settings = {
         "loss": _describe_loss(loss, replicates),
+        "training": str(seen) if chooses_prior else "drawn from the prior that was given",
         "network": _describe_network(network),
         "steps": steps,
         "batch_size": batch_size,
@@ -191,6 +216,7 @@ def fit(
         compile_seconds=compile_seconds,
         nonfinite=int(state.nonfinite),
         settings=settings,
+        survey=seen,
     )
 
 

@@ -1,0 +1,221 @@
+"""A first estimate in closed form, for the default network to correct.
+
+Two steps. The plug-in estimate: least squares on statistics and random features, of y in a scale in
+which its standard deviation is one, taken back to the units of y. The baseline: a linear bias
+constrained estimate from the plug-in and natural statistics (means, variances, products, extremes),
+with errors weighted by the survey. Where the answer is a sum of such statistics, the baseline is
+nearly the answer.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._frozen import Affine, Frozen
+from ._problem import Draw, Problem, finite_units
+from ._survey import Survey
+from ._types import Key, Measurement
+
+RANDOM_FEATURES = 200
+PLUG_IN_UNITS = 8192
+BASELINE_PIECES = 16
+BASELINE_UNITS = 2048  # of each piece
+BASELINE_REPLICATES = 4
+BASELINE_BIAS_WEIGHT = 20.0
+TABLE = 65
+RIDGE = 1e-4
+BASELINE_RIDGE = 1e-5
+
+
+class PlugIn(Frozen):
+    """y and its standard deviation from statistics of x, by regression with random features."""
+
+    inputs: Affine
+    hidden: Float[Array, "p h"]
+    offsets: Float[Array, " h"]
+    readout: Float[Array, "q d"]
+    """To y in a scale in which its standard deviation is one."""
+    log_sd_readout: Float[Array, "q d"]
+    log_sd_range: Float[Array, "2 d"]
+    scale: Float[Array, "d t"]
+    """Equally spaced values in that scale, for each component."""
+    table: Float[Array, "d t"]
+    """The y that belong to them."""
+
+    def __call__(self, statistics: Float[Array, " p"]) -> tuple[Array, Array, Array]:
+        """The estimate, the logarithm of its standard deviation, and both as network inputs."""
+        values = self.features(statistics)
+        place = values @ self.readout
+        log_sd = values @ self.log_sd_readout
+        log_sd = jnp.clip(log_sd, self.log_sd_range[0], self.log_sd_range[1])
+        low, high = self.scale[:, 0], self.scale[:, -1]
+        middle = (place - (low + high) / 2) / (high - low) * 3
+        y = jax.vmap(_extended_interp)(place, self.scale, self.table)
+        return y, log_sd, jnp.concatenate([middle, log_sd])
+
+    def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
+        """Standardised statistics, random features of them, and a constant."""
+        standard = self.inputs(statistics)
+        curved = jax.nn.gelu(standard @ self.hidden + self.offsets)
+        return jnp.concatenate([standard, curved, jnp.ones(1, standard.dtype)])
+
+
+class Baseline(Frozen):
+    """A linear function of the plug-in estimate and of natural statistics."""
+
+    natural: Affine
+    plug_in_weight: Float[Array, " d"]
+    weights: Float[Array, "d q"]
+
+    def __call__(self, plug_in: Float[Array, " d"], natural: Float[Array, " p"]) -> Array:
+        """The estimate."""
+        standard = jnp.append(self.natural(natural), 1.0)
+        return plug_in * self.plug_in_weight + self.weights @ standard
+
+
+def fit_plug_in(problem: Problem, survey: Survey, *, key: Key) -> PlugIn:
+    """Least squares on simulations of the problem to be trained on."""
+    draw_key, hidden_key = jr.split(key)
+    statistics, log_sd, y = _seen(problem, survey, PLUG_IN_UNITS, draw_key)
+    d = y.shape[1]
+    pairs = [_unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
+    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
+    mean, deviation = statistics.mean(axis=(0, 1)), statistics.std(axis=(0, 1))
+    size = statistics.shape[2]
+    hidden, offsets = jr.split(hidden_key)
+    empty = jnp.zeros((0, d))
+    plug_in = PlugIn(
+        inputs=Affine(_array(mean), _array(_inverse(deviation, mean))),
+        hidden=1.5 * jr.normal(hidden, (size, RANDOM_FEATURES)) / np.sqrt(size),
+        offsets=jr.normal(offsets, (RANDOM_FEATURES,)),
+        readout=empty,
+        log_sd_readout=empty,
+        log_sd_range=_array(np.stack([log_sd.min(axis=0) - 1, log_sd.max(axis=0) + 1])),
+        scale=_array(scale),
+        table=_array(table),
+    )
+    rows = jax.jit(jax.vmap(plug_in.features))(_array(statistics.reshape(-1, size)))
+    rows = np.asarray(rows, np.float64)
+    both = np.repeat(np.concatenate([place, log_sd], axis=1), statistics.shape[1], axis=0)
+    gram = rows.T @ rows / len(rows) + RIDGE * np.eye(rows.shape[1])
+    solution = np.linalg.solve(gram, rows.T @ both / len(rows))
+    readouts = {"readout": solution[:, :d], "log_sd_readout": solution[:, d:]}
+    parts = {name: getattr(plug_in, name) for name in plug_in.__dataclass_fields__}
+    return PlugIn(**parts | {name: _array(part) for name, part in readouts.items()})
+
+
+def fit_baseline(problem: Problem, survey: Survey, plug_in: PlugIn, *, key: Key) -> Baseline:
+    """A weighted linear bias constrained estimator, from streamed moments."""
+    statistics = survey.statistics
+
+    def one(x: Measurement) -> tuple[Array, Array]:
+        return plug_in(statistics.inputs(x))[0], statistics.natural(x)
+
+    @jax.jit
+    def piece(key: Key) -> tuple[Any, ...]:
+        draw = problem.draw(key, BASELINE_UNITS, BASELINE_REPLICATES)
+        first, natural = jax.vmap(jax.vmap(one))(draw.x)
+        inverse_sd = jnp.exp(-jax.vmap(survey.log_sd)(draw.theta))
+        finite = finite_units(draw) & jnp.isfinite(natural).all(axis=(1, 2))
+        finite &= jnp.isfinite(first).all(axis=(1, 2))
+        return first, natural, draw.y, inverse_sd, finite
+
+    total: list[_Moments] = []
+    centre = unit = np.zeros(0)
+    for i in range(BASELINE_PIECES):
+        parts = [np.asarray(part) for part in piece(jr.fold_in(key, i))]
+        first, natural, y, inverse_sd = (part[parts[-1]].astype(np.float64) for part in parts[:-1])
+        if i == 0:
+            mean, deviation = natural.mean(axis=(0, 1)), natural.std(axis=(0, 1))
+            centre, unit = mean, _inverse(deviation, mean)
+            total = [_Moments(natural.shape[2] + 2) for _ in range(y.shape[1])]
+        standard = (natural - centre) * unit
+        ones = np.ones((*standard.shape[:2], 1))
+        for j, moments in enumerate(total):
+            rows = np.concatenate([first[:, :, j : j + 1], standard, ones], axis=2)
+            moments.add(rows * inverse_sd[:, None, j : j + 1], y[:, j] * inverse_sd[:, j])
+    coefficients = np.stack([moments.solve(BASELINE_BIAS_WEIGHT) for moments in total])
+    return Baseline(
+        Affine(_array(centre), _array(unit)),
+        _array(coefficients[:, 0]),
+        _array(coefficients[:, 1:]),
+    )
+
+
+class _Moments:
+    """Second moments of rows, within and between unknowns, and with the target."""
+
+    def __init__(self, size: int) -> None:
+        self.total, self.within = np.zeros((size, size)), np.zeros((size, size))
+        self.cross, self.units = np.zeros(size), 0
+
+    def add(self, rows: np.ndarray, target: np.ndarray) -> None:
+        units, m, size = rows.shape
+        flat, mean = rows.reshape(-1, size), rows.mean(axis=1)
+        total = flat.T @ flat / m
+        self.total += total
+        self.within += (total - mean.T @ mean) * (m / (m - 1))
+        self.cross += mean.T @ target
+        self.units += units
+
+    def solve(self, bias_weight: float) -> np.ndarray:
+        unit = np.sqrt(np.diag(self.total))
+        unit = np.where(unit > 0, unit, 1.0)
+        matrix = self.total - bias_weight / (bias_weight + 1) * self.within
+        matrix = matrix / np.outer(unit, unit) + BASELINE_RIDGE * np.eye(len(unit))
+        return np.linalg.solve(matrix, self.cross / unit) / unit
+
+
+def _seen(
+    problem: Problem, survey: Survey, units: int, key: Key
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Statistics (N, 2, p), log_sd (N, d) and y (N, d) of unknowns with finite measurements."""
+
+    @jax.jit
+    def simulate(key: Key) -> tuple[Array, Array, Draw]:
+        draw = problem.draw(key, units, 2)
+        values = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
+        return values, jax.vmap(survey.log_sd)(draw.theta), draw
+
+    values, log_sd, draw = simulate(key)
+    finite = np.asarray(finite_units(draw) & jnp.isfinite(values).all(axis=(1, 2)))
+    as_float = lambda part: np.asarray(part, np.float64)[finite]  # noqa: E731
+    return as_float(values), as_float(log_sd), as_float(draw.y)
+
+
+def _unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A scale in which the standard deviation of y is about one, as a table."""
+    order = np.argsort(y)
+    y, log_sd = y[order], log_sd[order]
+    cuts = np.linspace(0, len(y) - 1, TABLE + 1).astype(int)
+    edges = y[cuts]
+    sizes = [np.exp(log_sd[a : b + 1].mean()) for a, b in pairwise(cuts)]
+    grows = np.diff(edges) > 1e-6 * (edges[-1] - edges[0])
+    edges = edges[np.concatenate([[True], grows])]
+    distance = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.array(sizes)[grows])])
+    scale = np.linspace(0, distance[-1], TABLE)
+    return scale, np.interp(scale, distance, edges)
+
+
+def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
+    """Interpolation that goes on beyond both ends with the slopes it has there."""
+    below = (table[1] - table[0]) / (scale[1] - scale[0])
+    above = (table[-1] - table[-2]) / (scale[-1] - scale[-2])
+    inner = jnp.interp(at, scale, table)
+    return inner + jnp.minimum(at - scale[0], 0) * below + jnp.maximum(at - scale[-1], 0) * above
+
+
+def _inverse(deviation: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """One over the deviation; zero for what does not vary."""
+    varies = deviation > 1e-6 * np.abs(mean) + np.finfo(np.float32).tiny
+    return np.where(varies, 1 / np.where(varies, deviation, 1.0), 0.0)
+
+
+def _array(values: np.ndarray) -> Array:
+    return jnp.asarray(values, jnp.result_type(float))
