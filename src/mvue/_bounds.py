@@ -12,11 +12,13 @@ from jaxtyping import Array
 from ._fisher import informations
 from ._information import Layout, layout_of, one_theta
 from ._problem import Problem
-from ._score_sampling import group_error
+from ._score_sampling import DEFAULT_SAMPLES, group_error
 from ._types import BoundError, Key, Theta
 
 GIVEN = "given"
 NULL = 1e-12  # eigenvalues of the information, scaled to unit diagonal, that count as zero
+REPORT_NUMBERS = 2**26  # numbers of x that a report may simulate for its bound
+REPORT_SAMPLES = (1024, DEFAULT_SAMPLES)  # the fewest and the most draws at each value
 PART = 1e-6  # share of a gradient in the null space from which on y is not identifiable
 
 
@@ -165,8 +167,12 @@ def note_bounds(
     """Bounds at K values by the best method; whatever goes wrong becomes a note."""
     if problem.crb is None and problem.log_likelihood is None:
         return NotedBounds(None, None, "no bound: the problem has neither crb nor log_likelihood")
+    x, _ = problem.shapes()
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    values = len(jax.tree.leaves(thetas)[0])
+    samples = int(np.clip(REPORT_NUMBERS // (values * numbers), *REPORT_SAMPLES))
     try:
-        found = bounds(problem, thetas, transform=transform, key=key)
+        found = bounds(problem, thetas, transform=transform, key=key, samples=samples)
     except Exception as error:
         kind = "" if isinstance(error, BoundError) else f"{type(error).__name__}: "
         return NotedBounds(None, None, f"no bound: {kind}{_first_line(error)}")
