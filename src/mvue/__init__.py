@@ -1,6 +1,8 @@
 """Learn minimum-variance unbiased estimators from a simulator, and prove it."""
 
 from ._assess import assess as assess
+from ._bootstrap import BootstrapCorrected as BootstrapCorrected
+from ._bootstrap import bootstrap_correct as bootstrap_correct
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
 from ._linear import LinearEstimator as LinearEstimator
@@ -14,6 +16,9 @@ from ._losses import fisher_weighted_mse as fisher_weighted_mse
 from ._losses import mse as mse
 from ._losses import mse_over_crb as mse_over_crb
 from ._losses import squared_bias as squared_bias
+from ._mle import MaximumLikelihood as MaximumLikelihood
+from ._mle import Solution as Solution
+from ._mle import maximum_likelihood as maximum_likelihood
 from ._networks import Affine as Affine
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized
