@@ -11,8 +11,16 @@ PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
     {"_types", "_version", "_threads"},
     {"_losses", "_problem", "_moments", "_progress", "_checkpoint", "_fit", "_unit_rows"},
-    {"_networks", "_objectives", "_report", "_moment_totals", "_open_units", "_linear",
-     "_coordinates", "_newton"},
+    {
+        "_networks",
+        "_objectives",
+        "_report",
+        "_moment_totals",
+        "_open_units",
+        "_linear",
+        "_coordinates",
+        "_newton",
+    },
     {"_program", "_grouped_moments"},
     {"_train", "_noise_spectrum"},
     {"_assess", "_linear_path", "_refit", "_mle"},

@@ -97,14 +97,14 @@ class Coordinates(eqx.Module):
         return [leaf.low.size for leaf in self.leaves]
 
     @property
-    def low(self) -> np.ndarray:
+    def low(self) -> Array:
         """Lower end of the box."""
-        return np.concatenate([leaf.low for leaf in self.leaves])
+        return jnp.concatenate([jnp.asarray(leaf.low) for leaf in self.leaves])
 
     @property
-    def high(self) -> np.ndarray:
+    def high(self) -> Array:
         """Upper end of the box."""
-        return np.concatenate([leaf.high for leaf in self.leaves])
+        return jnp.concatenate([jnp.asarray(leaf.high) for leaf in self.leaves])
 
     def to_theta(self, u: Array) -> Theta:
         """Theta at the coordinates u."""
@@ -196,16 +196,17 @@ def _elementwise(draws: np.ndarray, low: np.ndarray, high: np.ndarray) -> Elemen
         u_high = np.select([rising | falling], [np.full_like(low, np.inf)], ends[1])
         theta_low = np.where(rising, low + FLOOR * distance, low)
         theta_high = np.where(falling, high - FLOOR * distance, high)
-    return Elementwise(
-        offset, factor, is_log, u_low.ravel(), u_high.ravel(), theta_low, theta_high
-    )
+    arrays = offset, factor, is_log, u_low.ravel(), u_high.ravel(), theta_low, theta_high
+    return Elementwise(*map(np.asarray, arrays))
 
 
 def _interval(support: Any) -> tuple[Any, Any] | None:
     """The ends of a support that bounds each element by itself; None for other supports."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    if support is None or isinstance(support, (type(constraints.real), type(constraints.dependent))):
+    if support is None or isinstance(
+        support, (type(constraints.real), type(constraints.dependent))
+    ):
         return -np.inf, np.inf
     if isinstance(support, constraints.interval):
         return support.lower_bound, support.upper_bound

@@ -76,7 +76,10 @@ class MaximumLikelihood(eqx.Module):
 
         # One start after the other: batches of measurements are large enough for the machine,
         # and memory does not grow with the number of starts.
-        u, points, converged, steps = jax.lax.map(search, self._starts(still))
+        starts = self._starts(still)
+        low, high = solver.inside(starts)
+        starts = jnp.clip(starts, low[None], high[None])
+        u, points, converged, steps = jax.lax.map(search, starts)
         values = jnp.where(jnp.isfinite(points.value), points.value, jnp.inf)
         winner = jnp.argmin(jnp.where(converged, values, jnp.inf))
         winner = jnp.where(converged.any(), winner, jnp.argmin(values))
@@ -85,6 +88,7 @@ class MaximumLikelihood(eqx.Module):
         u, point = u[winner], jax.tree.map(lambda leaf: leaf[winner], points)
         good = converged[winner] & best
         u = jnp.where(good, self._last_step(u, point, x), u)
+        u = solver.on_bounds(u, point)
         theta = self.coordinates.clip(self.coordinates.to_theta(u))
         return Solution(
             y=self.problem.y_of(theta),
@@ -105,10 +109,8 @@ class MaximumLikelihood(eqx.Module):
         """Where to start, (starts, p)."""
         dtype = jnp.result_type(float)
         candidates = jnp.asarray(self.candidates, dtype)
-        low, high = (jnp.asarray(b, dtype) for b in (self.coordinates.low, self.coordinates.high))
         if self.init is not None:
-            first = self.coordinates.from_theta(self.init(x))
-            return jnp.clip(first[None] + candidates, low[None], high[None])
+            return self.coordinates.from_theta(self.init(x))[None] + candidates
 
         def better(best: tuple[Array, Array], u: Array) -> tuple[tuple[Array, Array], None]:
             value = jax.vmap(lambda one: self._loss(one, x))(u)

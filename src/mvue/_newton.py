@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Bool, Float, PyTree
 
 ARMIJO = 1e-4  # of the decrease that the slope promises
-EDGE = 1e-6  # so near to a bound, in units of the box, counts as on it
+EDGE = 1e-6  # of the box is left out at its bounds, where likelihoods need not be defined
 LONGEST = 3.0  # step in any coordinate
-RESOLVED = 3e-6  # smallest eigenvalue of a scaled Hessian that is told from rounding
+RESOLVED = 3e-6  # smallest pivot of a scaled Hessian that is told from rounding
 SHRINK = 0.25  # of the step after a rejection
 STALLED = SHRINK**12  # a step so much shortened will not succeed any more
 
@@ -50,11 +49,23 @@ class BoxNewton(optx.AbstractMinimiser):
     it does not resolve the function's value, whose rounding grows with the number of samples.
     """
 
-    low: np.ndarray
-    high: np.ndarray
+    low: Array
+    high: Array
     atol: float = 1e-3
     rtol: float = 0.0
     norm: Callable[[PyTree], Any] = optx.max_norm
+
+    def inside(self, u: Array) -> tuple[Array, Array]:
+        """The ends of the box, a little inward."""
+        low, high = jnp.asarray(self.low, u.dtype), jnp.asarray(self.high, u.dtype)
+        inset = EDGE * jnp.where(jnp.isfinite(high - low), high - low, 1.0)
+        return low + inset, high - inset
+
+    def on_bounds(self, u: Array, point: Point) -> Array:
+        """With the coordinates that are held moved onto their bounds."""
+        low, high = jnp.asarray(self.low, u.dtype), jnp.asarray(self.high, u.dtype)
+        nearest = jnp.where(u - low < high - u, low, high)
+        return jnp.where(point.held, nearest, u)
 
     def look(self, fn: Any, u: Array, args: Any) -> Point:
         """Value, Newton step and distance to the optimum at u."""
@@ -63,11 +74,9 @@ class BoxNewton(optx.AbstractMinimiser):
             value, gradient = jax.value_and_grad(lambda w: fn(w, args)[0])(v)
             return gradient, (value, gradient)
 
-        low, high = jnp.asarray(self.low, u.dtype), jnp.asarray(self.high, u.dtype)
+        low, high = self.inside(u)
         hessian, (value, gradient) = jax.jacfwd(derivatives, has_aux=True)(u)
-        width = jnp.where(jnp.isfinite(high - low), high - low, 1.0)
-        held = (u <= low + EDGE * width) & (gradient > 0)
-        held = held | ((u >= high - EDGE * width) & (gradient < 0))
+        held = ((u <= low) & (gradient > 0)) | ((u >= high) & (gradient < 0))
         slope = jnp.where(held, 0.0, gradient)
         free = ~held[:, None] & ~held[None, :]
         hessian = jnp.where(free, hessian, jnp.diag(held.astype(u.dtype)))
@@ -75,24 +84,32 @@ class BoxNewton(optx.AbstractMinimiser):
         scale = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diag(hessian)), jnp.finfo(u.dtype).tiny ** 0.5))
         scaled = hessian / (scale[:, None] * scale[None, :])
         usable = jnp.isfinite(scaled).all() & jnp.isfinite(slope).all()
-        scaled = jnp.where(usable, scaled, jnp.eye(u.size, dtype=u.dtype))
-        eigenvalues, vectors = jnp.linalg.eigh(scaled)
-        along = vectors.T @ jnp.where(usable, slope / scale, 0.0)
-        curvature = jnp.maximum(jnp.abs(eigenvalues), RESOLVED)
-        inverse = (vectors / curvature[None, :]) @ vectors.T / (scale[:, None] * scale[None, :])
+        identity = jnp.eye(u.size, dtype=u.dtype)
+        scaled = jnp.where(usable, scaled, identity)
+        pivots = jnp.diag(jnp.linalg.cholesky(scaled)) ** 2
+        definite = (pivots > RESOLVED).all()  # False for NaN, where there is no factor
+        # Twice what makes every row dominated by its diagonal: in one dimension, this turns the
+        # sign of the curvature and keeps its size.
+        excess = jnp.sum(jnp.abs(scaled), axis=1) - jnp.abs(jnp.diag(scaled)) - jnp.diag(scaled)
+        shift = jnp.where(definite, 0.0, 2 * jnp.maximum(excess.max(), 0.0) + RESOLVED)
+        factor = jnp.linalg.cholesky(scaled + shift * identity)
+        root = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
+        root = root / scale[None, :]
+        along = root @ jnp.where(usable, slope, 0.0)
+        inverse = root.T @ root
         return Point(
             value=jnp.where(usable, value, jnp.nan),
             inverse=jnp.where(free, inverse, 0.0),
             slope=slope,
-            distance=jnp.sqrt(jnp.sum(along**2 / curvature)),
-            definite=usable & (eigenvalues > RESOLVED).all(),
+            distance=jnp.sqrt(jnp.sum(along**2)),
+            definite=usable & definite,
             held=held,
         )
 
     def init(
         self, fn: Any, y: Any, args: Any, options: Any, f_struct: Any, aux_struct: Any, tags: Any
     ) -> NewtonState:
-        """Look around at the start."""
+        """Look around at the start, which must be inside the box."""
         del options, f_struct, aux_struct, tags
         return NewtonState(self.look(fn, y, args), jnp.ones((), y.dtype))
 
@@ -103,9 +120,8 @@ class BoxNewton(optx.AbstractMinimiser):
         del options, tags
         here, length = state.point, state.length
         direction = -(here.inverse @ here.slope)
-        longest = jnp.max(jnp.abs(direction))
-        length = jnp.minimum(length, LONGEST / jnp.maximum(longest, LONGEST))
-        low, high = jnp.asarray(self.low, y.dtype), jnp.asarray(self.high, y.dtype)
+        direction = direction * LONGEST / jnp.maximum(jnp.max(jnp.abs(direction)), LONGEST)
+        low, high = self.inside(y)
         trial = jnp.clip(y + length * direction, low, high)
         there = self.look(fn, trial, args)
         promised = jnp.sum(here.slope * (trial - y))
@@ -116,7 +132,7 @@ class BoxNewton(optx.AbstractMinimiser):
         nearer = nearer & (there.value <= here.value + 1e-2 + rounding)
         accept = jnp.isfinite(there.value) & (((promised < 0) & lower) | nearer)
         point = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, here)
-        length = jnp.where(accept, jnp.ones_like(length), SHRINK * length)
+        length = jnp.where(accept, jnp.minimum(1.0, length / SHRINK), SHRINK * length)
         return jnp.where(accept, trial, y), NewtonState(point, length), None
 
     def converged(self, state: NewtonState) -> Array:
