@@ -65,7 +65,9 @@ class MaximumLikelihood(eqx.Module):
     def solve(self, x: Measurement) -> Solution:
         """Maximise the likelihood of one measurement, and say how that went."""
         still = jax.tree.map(jax.lax.stop_gradient, x)
-        solver = BoxNewton(self.coordinates.low, self.coordinates.high, self.tolerance)
+        solver = BoxNewton(
+            low=self.coordinates.low, high=self.coordinates.high, atol=self.tolerance
+        )
 
         def search(u: Array) -> tuple[Array, Point, Array, Array]:
             solution = optx.minimise(
