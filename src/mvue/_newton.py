@@ -21,6 +21,7 @@ class Point(NamedTuple):
     """What is known at one point."""
 
     value: Float[Array, ""]
+    """NaN where it cannot be used; infinite before the first look."""
     inverse: Float[Array, "p p"]
     """Of the Hessian with its curvatures made positive; zero for coordinates that are held."""
     slope: Float[Array, " p"]
@@ -98,7 +99,7 @@ class BoxNewton(optx.AbstractMinimiser):
         along = root @ jnp.where(usable, slope, 0.0)
         inverse = root.T @ root
         return Point(
-            value=jnp.where(usable, value, jnp.nan),
+            value=jnp.where(usable & jnp.isfinite(value), value, jnp.nan),
             inverse=jnp.where(free, inverse, 0.0),
             slope=slope,
             distance=jnp.sqrt(jnp.sum(along**2)),
@@ -109,9 +110,17 @@ class BoxNewton(optx.AbstractMinimiser):
     def init(
         self, fn: Any, y: Any, args: Any, options: Any, f_struct: Any, aux_struct: Any, tags: Any
     ) -> NewtonState:
-        """Look around at the start, which must be inside the box."""
-        del options, f_struct, aux_struct, tags
-        return NewtonState(self.look(fn, y, args), jnp.ones((), y.dtype))
+        """Nothing is known yet: the first step is to look at the start."""
+        del fn, args, options, f_struct, aux_struct, tags
+        point = Point(
+            value=jnp.full((), jnp.inf, y.dtype),
+            inverse=jnp.zeros((y.size, y.size), y.dtype),
+            slope=jnp.zeros_like(y),
+            distance=jnp.full((), jnp.inf, y.dtype),
+            definite=jnp.asarray(False),
+            held=jnp.zeros(y.shape, bool),
+        )
+        return NewtonState(point, jnp.ones((), y.dtype))
 
     def step(
         self, fn: Any, y: Any, args: Any, options: Any, state: NewtonState, tags: Any
@@ -131,6 +140,7 @@ class BoxNewton(optx.AbstractMinimiser):
         nearer = there.distance <= 0.5 * here.distance
         nearer = nearer & (there.value <= here.value + 1e-2 + rounding)
         accept = jnp.isfinite(there.value) & (((promised < 0) & lower) | nearer)
+        accept = accept | jnp.isinf(here.value)
         point = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, here)
         length = jnp.where(accept, jnp.minimum(1.0, length / SHRINK), SHRINK * length)
         return jnp.where(accept, trial, y), NewtonState(point, length), None
@@ -145,7 +155,7 @@ class BoxNewton(optx.AbstractMinimiser):
     ) -> tuple[Any, Any]:
         """Stop at an optimum, where nothing is finite, and where no step succeeds."""
         del fn, y, args, options, tags
-        failed = ~jnp.isfinite(state.point.value) | (state.length < STALLED)
+        failed = jnp.isnan(state.point.value) | (state.length < STALLED)
         return self.converged(state) | failed, optx.RESULTS.successful
 
     def postprocess(
