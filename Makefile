@@ -29,6 +29,7 @@ docs: $(VENV)/installed-docs
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/snr_training.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/mle.py
 
 clean:
 	rm -rf $(VENV) site runs

@@ -2,6 +2,8 @@
 
 from ._assess import assess as assess
 from ._biased_bound import biased_crb as biased_crb
+from ._bootstrap import BootstrapCorrected as BootstrapCorrected
+from ._bootstrap import bootstrap_correct as bootstrap_correct
 from ._bounds import Bound as Bound
 from ._bounds import crb as crb
 from ._fisher import fisher_information as fisher_information
@@ -21,6 +23,9 @@ from ._losses import fisher_weighted_mse as fisher_weighted_mse
 from ._losses import mse as mse
 from ._losses import mse_over_crb as mse_over_crb
 from ._losses import squared_bias as squared_bias
+from ._mle import MaximumLikelihood as MaximumLikelihood
+from ._mle import Solution as Solution
+from ._mle import maximum_likelihood as maximum_likelihood
 from ._networks import Corrected as Corrected
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized

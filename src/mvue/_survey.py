@@ -18,10 +18,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._coordinates import OPEN_EDGE, Coordinates, coordinates_of, is_defined
 from ._problem import Problem, finite_units, key_for, pilot_draw
 from ._smooth import smooth
 from ._statistics import Statistics, choose_statistics
+from ._theta_range import OPEN_EDGE, Coordinates, coordinates_of, is_defined
 from ._types import Key, Theta
 
 REACH = 3.5  # standard deviations by which training goes beyond the range of interest
