@@ -8,7 +8,6 @@ nearly the answer.
 """
 
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,16 +65,30 @@ class PlugIn(Frozen):
 
 
 class Baseline(Frozen):
-    """A linear function of the plug-in estimate and of natural statistics."""
+    """A linear function of natural statistics, and of the plug-in estimate and its corrections.
+
+    Corrections are statistics in units of the standard deviation of the plug-in estimate.
+    """
 
     natural: Affine
-    plug_in_weight: Float[Array, " d"]
     weights: Float[Array, "d q"]
 
-    def __call__(self, plug_in: Float[Array, " d"], natural: Float[Array, " p"]) -> Array:
+    def __call__(
+        self,
+        plug_in: Float[Array, " d"],
+        log_sd: Float[Array, " d"],
+        inputs: Float[Array, " p"],
+        natural: Float[Array, " f"],
+    ) -> Float[Array, " d"]:
         """The estimate."""
-        standard = jnp.append(self.natural(natural), 1.0)
-        return plug_in * self.plug_in_weight + self.weights @ standard
+        return jnp.sum(self.weights * self.rows(plug_in, log_sd, inputs, natural), axis=1)
+
+    def rows(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
+        """What the estimate is a linear function of, for each component, (d, q)."""
+        corrections = jnp.exp(log_sd)[:, None] * jnp.append(inputs, 1.0)[None, :]
+        shared = jnp.append(self.natural(natural), 1.0)
+        shared = jnp.broadcast_to(shared, (plug_in.shape[0], shared.shape[0]))
+        return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
 
 
 def fit_plug_in(problem: Problem, survey: Survey, *, key: Key) -> PlugIn:
@@ -112,40 +125,38 @@ def fit_plug_in(problem: Problem, survey: Survey, *, key: Key) -> PlugIn:
 
 def fit_baseline(problem: Problem, survey: Survey, plug_in: PlugIn, *, key: Key) -> Baseline:
     """A weighted linear bias constrained estimator, from streamed moments."""
+    natural_key, key = jr.split(key)
     statistics = survey.statistics
+    draw = jax.jit(problem.draw, static_argnums=(1, 2))(natural_key, BASELINE_UNITS, 1)
+    natural = np.asarray(jax.jit(jax.vmap(jax.vmap(statistics.natural)))(draw.x), np.float64)
+    natural = natural[np.isfinite(natural).all(axis=(1, 2)), 0]
+    centre = natural.mean(axis=0)
+    d, empty = draw.y.shape[1], jnp.zeros((0, 0))
+    scaling = Affine(_array(centre), _array(_inverse(natural.std(axis=0), centre)))
+    unfitted = Baseline(scaling, empty)
 
-    def one(x: Measurement) -> tuple[Array, Array]:
-        return plug_in(statistics.inputs(x))[0], statistics.natural(x)
+    def rows(x: Measurement) -> Array:
+        seen = statistics.inputs(x)
+        first, log_sd, _ = plug_in(seen)
+        return unfitted.rows(first, log_sd, plug_in.inputs(seen), statistics.natural(x))
 
     @jax.jit
-    def piece(key: Key) -> tuple[Any, ...]:
+    def piece(key: Key) -> tuple[Array, Array, Array]:
         draw = problem.draw(key, BASELINE_UNITS, BASELINE_REPLICATES)
-        first, natural = jax.vmap(jax.vmap(one))(draw.x)
+        values = jax.vmap(jax.vmap(rows))(draw.x)
         inverse_sd = jnp.exp(-jax.vmap(survey.log_sd)(draw.theta))
-        finite = finite_units(draw) & jnp.isfinite(natural).all(axis=(1, 2))
-        finite &= jnp.isfinite(first).all(axis=(1, 2))
-        return first, natural, draw.y, inverse_sd, finite
+        finite = finite_units(draw) & jnp.isfinite(values).all(axis=(1, 2, 3))
+        return values * inverse_sd[:, None, :, None], draw.y * inverse_sd, finite
 
     total: list[_Moments] = []
-    centre = unit = np.zeros(0)
     for i in range(BASELINE_PIECES):
-        parts = [np.asarray(part) for part in piece(jr.fold_in(key, i))]
-        first, natural, y, inverse_sd = (part[parts[-1]].astype(np.float64) for part in parts[:-1])
-        if i == 0:
-            mean, deviation = natural.mean(axis=(0, 1)), natural.std(axis=(0, 1))
-            centre, unit = mean, _inverse(deviation, mean)
-            total = [_Moments(natural.shape[2] + 2) for _ in range(y.shape[1])]
-        standard = (natural - centre) * unit
-        ones = np.ones((*standard.shape[:2], 1))
+        values, y, finite = (np.asarray(part) for part in piece(jr.fold_in(key, i)))
+        values, y = values[finite].astype(np.float64), y[finite].astype(np.float64)
+        total = total or [_Moments(values.shape[3]) for _ in range(d)]
         for j, moments in enumerate(total):
-            rows = np.concatenate([first[:, :, j : j + 1], standard, ones], axis=2)
-            moments.add(rows * inverse_sd[:, None, j : j + 1], y[:, j] * inverse_sd[:, j])
-    coefficients = np.stack([moments.solve(BASELINE_BIAS_WEIGHT) for moments in total])
-    return Baseline(
-        Affine(_array(centre), _array(unit)),
-        _array(coefficients[:, 0]),
-        _array(coefficients[:, 1:]),
-    )
+            moments.add(values[:, :, j], y[:, j])
+    solutions = [moments.solve(BASELINE_BIAS_WEIGHT) for moments in total]
+    return Baseline(scaling, _array(np.stack(solutions)))
 
 
 class _Moments:

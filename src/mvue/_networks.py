@@ -126,11 +126,12 @@ class Corrected(eqx.Module):
         """The estimate from one measurement."""
         statistics = self.statistics.inputs(x)
         first, log_sd, places = self.plug_in(statistics)
-        parts = [self.plug_in.inputs(statistics), places]
+        inputs = self.plug_in.inputs(statistics)
+        parts = [inputs, places]
         if self.inner is not None:
             parts.append(jnp.mean(jax.vmap(self.inner)(self.statistics.elements(x)), axis=0))
         correction = self.network(jnp.concatenate(parts))
-        baseline = self.baseline(first, self.statistics.natural(x))
+        baseline = self.baseline(first, log_sd, inputs, self.statistics.natural(x))
         return baseline + jnp.exp(log_sd) * correction
 
 
@@ -148,11 +149,10 @@ def default_network(problem: Problem, survey: Survey, *, key: Key) -> Corrected:
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.inputs.shift.shape[0] + 2 * d, None
-    if problem.exchangeable:
-        n, elements = jax.eval_shape(survey.statistics.elements, x).shape
-        if survey.statistics.kind == "vectors":
-            inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
-            size += INNER_OUT
+    if survey.statistics.kind == "vectors":
+        elements = jax.eval_shape(survey.statistics.elements, x).shape[1]
+        inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
+        size += INNER_OUT
     network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
     # The first estimate is the baseline, nearly.
     last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731

@@ -24,7 +24,7 @@ from ._statistics import Statistics, choose_statistics
 from ._theta_range import OPEN_EDGE, Coordinates, coordinates_of, is_defined
 from ._types import Key, Theta
 
-REACH = 3.5  # standard deviations by which training goes beyond the range of interest
+REACH = 2.5  # standard deviations by which training goes beyond the range of interest
 STEP = 0.5  # standard deviations between looks on the way out
 NODES = 11  # values of each coordinate inside the range of interest
 CONTEXTS = 3  # values of the other coordinates for each
