@@ -41,6 +41,10 @@ class BootstrapCorrected(eqx.Module):
     repeats: int = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
 
+    # By identity, so that `jax.jit(estimator)` works although there are arrays inside.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
     def __call__(self, x: Measurement) -> Float[Array, " d"]:
         """The corrected estimate from one measurement."""
         estimate, theta = self._estimate(x)

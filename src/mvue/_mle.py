@@ -55,6 +55,10 @@ class MaximumLikelihood(eqx.Module):
     max_steps: int = eqx.field(static=True)
     on_failure: str = eqx.field(static=True)
 
+    # By identity, so that `jax.jit(estimator)` works although there are arrays inside.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
     def __call__(self, x: Measurement) -> Float[Array, " d"]:
         """The estimate from one measurement; NaN where `solve` did not converge."""
         found = self.solve(x)
