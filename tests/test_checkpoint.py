@@ -18,6 +18,7 @@ import optax
 import pytest
 
 import mvue
+from plain import plain_fit
 
 STEPS = 3_000
 SCRIPT = """
@@ -27,7 +28,9 @@ import mvue
 
 problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t + jr.normal(key, (3,)))
 saving = {{"checkpoint": sys.argv[2] or None, "checkpoint_every": 0.0}}
-fit = mvue.fit(problem, key=jr.key(7), steps={steps}, **saving)
+network = mvue.standardize(eqx.nn.MLP(3, 1, 16, 1, key=jr.key(1)), problem, key=jr.key(2))
+given = {{"loss": mvue.bce(weight=None), "training_prior": problem.prior}}
+fit = mvue.fit(problem, network, key=jr.key(7), steps={steps}, **given, **saving)
 leaves = jax.tree.leaves(eqx.filter(fit.estimator, eqx.is_array))
 np.savez(sys.argv[1], *map(np.asarray, leaves), loss=fit.history["held_out_loss"])
 """
@@ -40,7 +43,7 @@ def problem(shift=0.0):
 def small_fit(folder, **changes):
     call = {"key": jr.key(0), "steps": 60, "checkpoint_every": 0.0, "checkpoint": folder}
     call |= changes
-    return mvue.fit(call.pop("problem", problem()), **call)
+    return plain_fit(call.pop("problem", problem()), **call)
 
 
 def weights(fit):

@@ -7,7 +7,9 @@ with errors weighted by the survey. Where the answer is a sum of such statistics
 nearly the answer.
 """
 
+import dataclasses
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +18,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._frozen import Affine, Frozen
-from ._problem import Draw, Problem, finite_units
+from ._problem import Problem, finite_units
 from ._survey import Survey
-from ._types import Key, Measurement
+from ._types import Key
 
 RANDOM_FEATURES = 200
-PLUG_IN_UNITS = 8192
-BASELINE_PIECES = 16
-BASELINE_UNITS = 2048  # of each piece
-BASELINE_REPLICATES = 4
-BASELINE_BIAS_WEIGHT = 20.0
+UNITS, REPLICATES = 2048, 4  # of each piece
+PIECES = 16
+LARGEST_TOTAL = 2**26  # numbers held of all pieces
+PLUG_IN_UNITS = 4 * UNITS
+BIAS_WEIGHT = 20.0
 TABLE = 65
 RIDGE = 1e-4
-BASELINE_RIDGE = 1e-5
+LINEAR_RIDGE = 1e-5
 
 
 class PlugIn(Frozen):
@@ -91,17 +93,57 @@ class Baseline(Frozen):
         return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
 
 
-def fit_plug_in(problem: Problem, survey: Survey, *, key: Key) -> PlugIn:
-    """Least squares on simulations of the problem to be trained on."""
-    draw_key, hidden_key = jr.split(key)
-    statistics, log_sd, y = _seen(problem, survey, PLUG_IN_UNITS, draw_key)
-    d = y.shape[1]
+class _Piece(NamedTuple):
+    """What is seen of some unknowns; arrays with leading axes (N, M) or (N,)."""
+
+    inputs: np.ndarray
+    natural: np.ndarray
+    y: np.ndarray
+    log_sd: np.ndarray
+
+
+def fit_baseline(problem: Problem, survey: Survey, *, key: Key) -> tuple[PlugIn, Baseline]:
+    """Both steps, from simulations of the problem to be trained on."""
+    simulate_key, hidden_key = jr.split(key)
+    pieces = _simulated(problem, survey, simulate_key)
+    plug_in = _fit_plug_in(pieces[: max(1, PLUG_IN_UNITS // UNITS)], hidden_key)
+    return plug_in, _fit_linear(pieces, plug_in)
+
+
+def _simulated(problem: Problem, survey: Survey, key: Key) -> list[_Piece]:
+    """Pieces of simulations, as many as memory allows."""
+
+    @jax.jit
+    def simulate(key: Key) -> tuple[Array, ...]:
+        draw = problem.draw(key, UNITS, REPLICATES)
+        inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
+        natural = jax.vmap(jax.vmap(survey.statistics.natural))(draw.x)
+        finite = finite_units(draw)
+        for part in (inputs, natural):
+            finite &= jnp.isfinite(part).all(axis=(1, 2))
+        return inputs, natural, draw.y, jax.vmap(survey.log_sd)(draw.theta), finite
+
+    pieces: list[_Piece] = []
+    count = PIECES
+    while len(pieces) < count:
+        *parts, finite = map(np.asarray, simulate(jr.fold_in(key, len(pieces))))
+        pieces.append(_Piece(*(part[finite] for part in parts)))
+        if len(pieces) == 1:
+            numbers = sum(part.size for part in parts)
+            count = int(np.clip(LARGEST_TOTAL // numbers, 2, PIECES))
+    return pieces
+
+
+def _fit_plug_in(pieces: list[_Piece], key: Key) -> PlugIn:
+    """Least squares for y in the scale of its standard deviation, and for that deviation."""
+    joined = (np.concatenate(part).astype(np.float64) for part in zip(*pieces, strict=True))
+    inputs, _, y, log_sd = joined
+    d, size = y.shape[1], inputs.shape[2]
     pairs = [_unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
-    mean, deviation = statistics.mean(axis=(0, 1)), statistics.std(axis=(0, 1))
-    size = statistics.shape[2]
-    hidden, offsets = jr.split(hidden_key)
+    mean, deviation = inputs.mean(axis=(0, 1)), inputs.std(axis=(0, 1))
+    hidden, offsets = jr.split(key)
     empty = jnp.zeros((0, d))
     plug_in = PlugIn(
         inputs=Affine(_array(mean), _array(_inverse(deviation, mean))),
@@ -113,49 +155,40 @@ def fit_plug_in(problem: Problem, survey: Survey, *, key: Key) -> PlugIn:
         scale=_array(scale),
         table=_array(table),
     )
-    rows = jax.jit(jax.vmap(plug_in.features))(_array(statistics.reshape(-1, size)))
+    rows = jax.jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
     rows = np.asarray(rows, np.float64)
-    both = np.repeat(np.concatenate([place, log_sd], axis=1), statistics.shape[1], axis=0)
+    both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
     gram = rows.T @ rows / len(rows) + RIDGE * np.eye(rows.shape[1])
     solution = np.linalg.solve(gram, rows.T @ both / len(rows))
-    readouts = {"readout": solution[:, :d], "log_sd_readout": solution[:, d:]}
-    parts = {name: getattr(plug_in, name) for name in plug_in.__dataclass_fields__}
-    return PlugIn(**parts | {name: _array(part) for name, part in readouts.items()})
+    return dataclasses.replace(
+        plug_in, readout=_array(solution[:, :d]), log_sd_readout=_array(solution[:, d:])
+    )
 
 
-def fit_baseline(problem: Problem, survey: Survey, plug_in: PlugIn, *, key: Key) -> Baseline:
-    """A weighted linear bias constrained estimator, from streamed moments."""
-    natural_key, key = jr.split(key)
-    statistics = survey.statistics
-    draw = jax.jit(problem.draw, static_argnums=(1, 2))(natural_key, BASELINE_UNITS, 1)
-    natural = np.asarray(jax.jit(jax.vmap(jax.vmap(statistics.natural)))(draw.x), np.float64)
-    natural = natural[np.isfinite(natural).all(axis=(1, 2)), 0]
-    centre = natural.mean(axis=0)
-    d, empty = draw.y.shape[1], jnp.zeros((0, 0))
-    scaling = Affine(_array(centre), _array(_inverse(natural.std(axis=0), centre)))
-    unfitted = Baseline(scaling, empty)
-
-    def rows(x: Measurement) -> Array:
-        seen = statistics.inputs(x)
-        first, log_sd, _ = plug_in(seen)
-        return unfitted.rows(first, log_sd, plug_in.inputs(seen), statistics.natural(x))
+def _fit_linear(pieces: list[_Piece], plug_in: PlugIn) -> Baseline:
+    """A weighted linear bias constrained estimator."""
+    first = pieces[0].natural.astype(np.float64)
+    centre, deviation = first.mean(axis=(0, 1)), first.std(axis=(0, 1))
+    scaling = Affine(_array(centre), _array(_inverse(deviation, centre)))
+    unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
     @jax.jit
-    def piece(key: Key) -> tuple[Array, Array, Array]:
-        draw = problem.draw(key, BASELINE_UNITS, BASELINE_REPLICATES)
-        values = jax.vmap(jax.vmap(rows))(draw.x)
-        inverse_sd = jnp.exp(-jax.vmap(survey.log_sd)(draw.theta))
-        finite = finite_units(draw) & jnp.isfinite(values).all(axis=(1, 2, 3))
-        return values * inverse_sd[:, None, :, None], draw.y * inverse_sd, finite
+    @jax.vmap
+    @jax.vmap
+    def rows_of(inputs: Array, natural: Array) -> Array:
+        plugged, log_sd, _ = plug_in(inputs)
+        return unfitted.rows(plugged, log_sd, plug_in.inputs(inputs), natural)
 
     total: list[_Moments] = []
-    for i in range(BASELINE_PIECES):
-        values, y, finite = (np.asarray(part) for part in piece(jr.fold_in(key, i)))
-        values, y = values[finite].astype(np.float64), y[finite].astype(np.float64)
-        total = total or [_Moments(values.shape[3]) for _ in range(d)]
+    for piece in pieces:
+        rows = np.asarray(rows_of(piece.inputs, piece.natural), np.float64)
+        finite = np.isfinite(rows).all(axis=(1, 2, 3))
+        inverse_sd = np.exp(-piece.log_sd[finite].astype(np.float64))
+        total = total or [_Moments(rows.shape[3]) for _ in range(rows.shape[2])]
         for j, moments in enumerate(total):
-            moments.add(values[:, :, j], y[:, j])
-    solutions = [moments.solve(BASELINE_BIAS_WEIGHT) for moments in total]
+            scale = inverse_sd[:, j]
+            moments.add(rows[finite, :, j] * scale[:, None, None], piece.y[finite, j] * scale)
+    solutions = [moments.solve(BIAS_WEIGHT) for moments in total]
     return Baseline(scaling, _array(np.stack(solutions)))
 
 
@@ -179,25 +212,8 @@ class _Moments:
         unit = np.sqrt(np.diag(self.total))
         unit = np.where(unit > 0, unit, 1.0)
         matrix = self.total - bias_weight / (bias_weight + 1) * self.within
-        matrix = matrix / np.outer(unit, unit) + BASELINE_RIDGE * np.eye(len(unit))
+        matrix = matrix / np.outer(unit, unit) + LINEAR_RIDGE * np.eye(len(unit))
         return np.linalg.solve(matrix, self.cross / unit) / unit
-
-
-def _seen(
-    problem: Problem, survey: Survey, units: int, key: Key
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Statistics (N, 2, p), log_sd (N, d) and y (N, d) of unknowns with finite measurements."""
-
-    @jax.jit
-    def simulate(key: Key) -> tuple[Array, Array, Draw]:
-        draw = problem.draw(key, units, 2)
-        values = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
-        return values, jax.vmap(survey.log_sd)(draw.theta), draw
-
-    values, log_sd, draw = simulate(key)
-    finite = np.asarray(finite_units(draw) & jnp.isfinite(values).all(axis=(1, 2)))
-    as_float = lambda part: np.asarray(part, np.float64)[finite]  # noqa: E731
-    return as_float(values), as_float(log_sd), as_float(draw.y)
 
 
 def _unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from ._baseline import Baseline, PlugIn, fit_baseline, fit_plug_in
+from ._baseline import Baseline, PlugIn, fit_baseline
 from ._frozen import Affine
 from ._problem import Draw, Problem, key_for, pilot_draw
 from ._statistics import Statistics, flatten
@@ -143,9 +143,8 @@ def default_network(problem: Problem, survey: Survey, *, key: Key) -> Corrected:
         survey: of the problem, which tells the expected size of errors.
         key: for simulations and for the initial weights.
     """
-    plug_in_key, baseline_key, inner_key, network_key = jr.split(key, 4)
-    plug_in = fit_plug_in(problem, survey, key=plug_in_key)
-    baseline = fit_baseline(problem, survey, plug_in, key=baseline_key)
+    baseline_key, inner_key, network_key = jr.split(key, 3)
+    plug_in, baseline = fit_baseline(problem, survey, key=baseline_key)
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.inputs.shift.shape[0] + 2 * d, None

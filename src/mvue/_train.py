@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -38,7 +38,7 @@ from ._problem import (
 )
 from ._program import Arrays, Keep, Program, State, Sums
 from ._progress import progress_bar
-from ._survey import survey
+from ._survey import Survey, survey
 from ._types import Estimator, Key
 from ._version import __version__
 
@@ -116,7 +116,7 @@ def fit(
     pilot_key, network_key, train_key, validation_key = jr.split(key_for("fit", key), 4)
     chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
     weighted_by = getattr(loss, "weighted_by", None)
-    seen = None
+    seen: Survey | None = None
     if network is None or chooses_prior or weighted_by:
         seen = survey(problem, key=key)
     if chooses_prior:
@@ -126,8 +126,8 @@ def fit(
         problem = dataclasses.replace(problem, prior=training_prior, crb=None)
     if weighted_by:
         assert seen is not None
-        loss = weighted_by(seen.weight)
-    pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1)
+        loss = cast(Loss, weighted_by(seen.weight))
+    pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
     if network is None:
         assert seen is not None
         network = default_network(problem, seen, key=network_key)
