@@ -1,7 +1,11 @@
 """Strict mode for all tests: shapes checked at run time, no silent rank promotion."""
 
+import os
 import tempfile
 from pathlib import Path
+
+# Tests compile much and compute little.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 import jaxtyping
 

@@ -67,7 +67,13 @@ def biased_problem():
 @pytest.mark.filterwarnings("ignore::mvue.UnresolvedSignalWarning")
 def test_unbiases_a_network_trained_for_mean_squared_error(swept_key):
     problem = biased_problem()
-    fit = mvue.fit(problem, loss=mvue.emmse(), key=swept_key, steps=600)
+    network = mvue.standardize(
+        eqx.nn.MLP(2, 1, 32, 1, jax.nn.gelu, key=swept_key),
+        problem,
+        features=lambda x: jnp.stack([jnp.log(jnp.mean(x)), jnp.mean(jnp.log(x))]),
+        key=swept_key,
+    )
+    fit = mvue.fit(problem, network, mvue.emmse(), key=swept_key, steps=600)
     readout = mvue.refit_last_layer(
         fit, problem, 100.0, key=jr.fold_in(swept_key, 1), weight=lambda y: 1 / y[0] ** 2
     )

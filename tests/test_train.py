@@ -83,10 +83,11 @@ def test_one_compilation_however_many_steps(key):
         return theta + jr.normal(key, (3,))
 
     problem = mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
+    network = eqx.nn.Linear(3, 1, key=key)
     counts = []
     for steps in (50, 400):
         traces.clear()
-        plain_fit(problem, key=key, steps=steps)
+        plain_fit(problem, network, key=key, steps=steps)
         counts.append(len(traces))
     # Shapes, pilot draw, training program and validation: each traced once.
     assert counts[1] <= counts[0] <= 5
@@ -111,9 +112,7 @@ def test_key_decides_everything(line):
 @pytest.mark.parametrize(
     ("simulate", "exchangeable"),
     [
-        (lambda key, t: t + jr.normal(key, (5,)), False),
         (lambda key, t: t + jr.normal(key, (5,)), True),
-        (lambda key, t: t + jr.normal(key, (5, 3)), True),
         (lambda key, t: {"a": t + jr.normal(key), "n": jr.poisson(key, 3.0, (2,))}, False),
         (lambda key, t: (t + jr.normal(key, (4,)), 1j * jr.normal(key, (4, 2))), True),
     ],

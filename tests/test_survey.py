@@ -1,0 +1,121 @@
+"""The recipe of `fit`: where it trains, how it weights, and what comes of it."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import mvue
+from mvue.problems import textbook
+
+N = 8
+
+
+def log_sd(survey, thetas):
+    return np.asarray(jax.vmap(survey.log_sd)(thetas))[:, 0]
+
+
+def test_expected_error_and_range_of_a_rate(swept_key):
+    """Deviation θ/√n: evenly on a logarithmic scale, a few deviations beyond both ends."""
+    problem = mvue.Problem(
+        dist.Uniform(0.5, 5.0), lambda k, t: jr.exponential(k, (N,)) / t, exchangeable=True
+    )
+    seen = mvue.survey(problem, key=swept_key)
+    at = jnp.geomspace(0.5, 5.0, 9)
+    np.testing.assert_allclose(log_sd(seen, at), np.log(at / np.sqrt(N)), atol=0.2)
+    (found,) = seen.ranges
+    assert found.interest == (0.5, 5.0)
+    reach = np.log([0.5 / found.training[0], found.training[1] / 5.0]) * np.sqrt(N)
+    assert ((reach > 1.5) & (reach < 3.3)).all()
+    drawn = jax.vmap(seen.training_prior.sample)(jr.split(swept_key, 4_000))
+    assert found.training[0] <= drawn.min()
+    assert drawn.max() <= found.training[1]
+    # Half of the draws below the geometric middle, as on a logarithmic scale.
+    middle = np.sqrt(found.training[0] * found.training[1])
+    assert abs(np.mean(drawn < middle) - 0.5) < 0.08
+    np.testing.assert_allclose(seen.weight(at[0]), np.exp(-2 * seen.log_sd(at[0])), rtol=1e-5)
+    assert "of interest: 0.5 … 5" in str(seen)
+
+
+@pytest.mark.parametrize("given", ["likelihood", "simulator"])
+def test_training_stays_where_the_simulator_is_defined(key, given):
+    prior = dist.Uniform(0.1, 0.9)
+    if given == "likelihood":
+        problem = mvue.Problem.from_likelihood(
+            prior, lambda p: dist.Bernoulli(p).expand((N,)), exchangeable=True
+        )
+    else:
+        problem = mvue.Problem(
+            prior, lambda k, p: jr.bernoulli(k, p, (N,)).astype(float), exchangeable=True
+        )
+    (found,) = mvue.survey(problem, key=key).ranges
+    assert 0 < found.training[0] < 0.06
+    assert 0.94 < found.training[1] < (1.0 if given == "likelihood" else 1.06)
+
+
+def test_error_where_the_slope_of_the_target_vanishes(key):
+    """The bound on μ² is zero at μ = 0, the error is not: 4μ²/n + 2/n²."""
+    problem = mvue.Problem(
+        dist.Uniform(-2.0, 2.0),
+        lambda k, t: t + jr.normal(k, (N,)),
+        target=lambda t: t**2,
+        exchangeable=True,
+    )
+    at = jnp.array([-1.5, 0.0, 0.7])
+    expected = 0.5 * np.log(4 * at**2 / N + 2 / N**2)
+    np.testing.assert_allclose(log_sd(mvue.survey(problem, key=key), at), expected, atol=0.35)
+
+
+def test_priors_that_are_no_ranges_are_left_alone(key):
+    class Shell:
+        def sample(self, key):
+            direction = jr.normal(key, (2,))
+            return direction / jnp.linalg.norm(direction)
+
+    problem = mvue.Problem(Shell(), lambda k, t: t + 0.1 * jr.normal(k, (2,)))
+    seen = mvue.survey(problem, key=key)
+    assert seen.training_prior is problem.prior
+    assert not seen.ranges
+    assert "Shell is not a range" in str(seen)
+    assert np.isfinite(seen.log_sd(jnp.array([1.0, 0.0]))).all()
+
+
+def test_training_prior_is_what_the_loss_asks_for(line, key):
+    network = mvue.LinearReadout(lambda x: x, jnp.eye(2), jnp.zeros(2))
+    narrow = mvue.fit(line, network, mvue.emmse(), key=key, steps=5)
+    assert narrow.survey is None
+    assert "the prior" in narrow.settings["training"]
+    wide = mvue.fit(line, network, key=key, steps=5)
+    assert wide.survey is not None
+    for found in wide.survey.ranges:
+        assert found.training[0] < found.interest[0] < found.interest[1] < found.training[1]
+    assert "theta[0]" in str(wide)
+    assert "weighted by the expected error" in wide.settings["loss"]
+    given = mvue.fit(line, network, key=key, steps=5, training_prior=line.prior)
+    assert "prior that was given" in given.settings["training"]
+
+
+def test_weights_left_to_fit_cannot_be_used_elsewhere(line, key):
+    draw = line.draw(key, 4, 2)
+    with pytest.raises(ValueError, match="weight='auto' is decided by fit"):
+        mvue.bce(3.0)(draw.x, draw, 0.0)
+
+
+def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
+    """A tenth of the default training; both ends of the range included."""
+    entry = textbook("exponential-rate")
+    fit = mvue.fit(entry.problem, key=swept_key, steps=600)
+    assert entry.mvue is not None
+    report = mvue.assess(
+        {"learned": fit, "best": entry.mvue},
+        entry.problem,
+        at=entry.at,
+        repeats=10_000,
+        key=swept_key,
+    )
+    error = 1 / np.sqrt(10_000)
+    assert report.summary("learned")["max_bias_over_sd"] < 0.06 + 3 * error
+    ratio, ratio_se = report.mse_ratio("learned", "best")
+    assert (ratio - 3 * ratio_se).max() < 1.12
