@@ -13,6 +13,7 @@ ROW = 0.62
 DODGE = 0.72  # of a row
 FLOOR = 1e-3
 COLUMNS = 4
+MSE_SHOWN = (0.2, 20.0)
 
 
 class Look(NamedTuple):
@@ -25,7 +26,7 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    "mvue": Look("0.45", "|", True, "exact MVUE, or reference: no bias but noise"),
+    "mvue": Look("0.45", "|", True, "exact MVUE (noise alone) or reference"),
     "mle": Look("#009E73", "D", True, "mle"),
     "emmse": Look("#D55E00", "s", True, "emmse"),
     "emmse_second": Look("#D55E00", "s", False, "emmse, second prior"),
@@ -45,8 +46,10 @@ def plot_overview(problems: Sequence[Judged]) -> Any:
     mse.axvline(1, color="0.6", linewidth=0.8)
     bias.set(xscale="log", title="worst |bias| / sd of the MVUE")
     mse.set(xscale="log", title="MSE / MSE of the MVUE, smallest to largest")
+    low, high = mse.get_xlim()
+    mse.set_xlim(max(low, MSE_SHOWN[0]), min(high, MSE_SHOWN[1]))
     _plain_ticks(bias, (0.001, 0.01, 0.1, 1, 10, 100))
-    _plain_ticks(mse, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100))
+    _plain_ticks(mse, (0.2, 0.5, 1, 2, 5, 10, 20))
     bias.set_yticks(range(len(problems)), [one.label for one in problems])
     bias.set_ylim(len(problems) - 0.5, -0.5)
     for ax in (bias, mse):
@@ -75,11 +78,7 @@ def _draw_row(bias: Any, mse: Any, row: int, one: Judged) -> None:
         worst, y = one.worst_bias(known), row + shift
         ends = np.maximum([worst.value - 2 * worst.se, worst.value + 2 * worst.se], FLOOR)
         bias.plot(ends, [y, y], color=look.colour, linewidth=1)
-        # The reference of a control is biased itself.
-        if name != "mvue" or not one.is_control:
-            bias.plot(max(worst.value, FLOOR), y, label=look.label, **style)
-        else:
-            bias.plot(max(worst.value, FLOOR), y, **style)
+        bias.plot(max(worst.value, FLOOR), y, label=look.label, **style)
         ratio = one.mse(known)
         if ratio is not None and name != "mvue":
             ends = [ratio.low.value, ratio.high.value]
@@ -107,25 +106,25 @@ def plot_biases(problems: Sequence[Judged]) -> Any:
     figure = new_figure(3.3 * columns, 2.7 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, one in zip(axes, problems, strict=False):
-        y = one.report.y[:, 0]
-        order = np.argsort(y, kind="stable")
+        place, name_of_place, in_line = _axis(one)
+        order = np.argsort(place, kind="stable")
         ax.axhspan(-BIAS_BAND, BIAS_BAND, color="0.88", linewidth=0, zorder=0)
         for name in ("emmse", "emmse_second", "bce", "bce_second"):
             look = LOOKS[name]
             bias, error = (part[order, 0] for part in one.bias(name))
             ax.plot(
-                y[order],
+                place[order],
                 bias,
                 color=look.colour,
                 marker=look.marker,
                 markersize=3.5,
                 markerfacecolor=look.colour if look.filled else "white",
                 linestyle="-" if look.filled else "--",
-                linewidth=1.3,
+                linewidth=1.3 if in_line else 0.5,
                 label=look.label,
             )
             ax.fill_between(
-                y[order],
+                place[order],
                 bias - 2 * error,
                 bias + 2 * error,
                 color=look.colour,
@@ -133,15 +132,27 @@ def plot_biases(problems: Sequence[Judged]) -> Any:
                 linewidth=0,
             )
         ax.set_title(one.label, fontsize=10)
-        ax.set_xlabel((one.report.names or ("y",))[0], fontsize=9)
+        ax.set_xlabel(name_of_place, fontsize=9)
         ax.tick_params(labelsize=8)
-        use_log_axis(ax, y)
+        use_log_axis(ax, place)
     for ax in axes[len(problems) :]:
         ax.set_axis_off()
     for ax in axes[::columns]:
         ax.set_ylabel("bias / sd of the MVUE", fontsize=9)
     share_legend(figure, axes[: len(problems)])
     return figure
+
+
+def _axis(one: Judged) -> tuple[np.ndarray, str, bool]:
+    """What to draw a bias against, its name, and whether the values lie on one line.
+
+    That is the first component of y; or theta, if it is one number and y neither rises nor falls.
+    """
+    y, theta = one.report.y[:, 0], one.report.theta
+    rises = bool((np.diff(y) > 0).all() or (np.diff(y) < 0).all())
+    if isinstance(theta, np.ndarray) and theta.ndim == 1 and not rises:
+        return np.asarray(theta, np.float64), "theta", True
+    return y, one.report.names[0], rises
 
 
 def _plain_ticks(ax: Any, ticks: Sequence[float]) -> None:

@@ -21,10 +21,12 @@ class Measured(NamedTuple):
     value: float
     se: float
 
-    def __str__(self) -> str:
+    def text(self, digits: int = 3) -> str:
+        """For a table; large numbers need fewer digits."""
         if not np.isfinite(self.value):
             return "–"
-        return f"{self.value:.3f} ± {self.se:.3f}"
+        digits = max(0, digits - (self.value >= 10) - 2 * (self.value >= 100))
+        return f"{self.value:.{digits}f} ± {self.se:.{digits}f}"
 
 
 class Span(NamedTuple):
@@ -33,8 +35,9 @@ class Span(NamedTuple):
     low: Measured
     high: Measured
 
-    def __str__(self) -> str:
-        return f"{self.low.value:.3f} … {self.high}"
+    def text(self, digits: int = 3) -> str:
+        """For a table."""
+        return f"{self.low.value:.{digits}f} … {self.high.text(digits)}"
 
     def to_dict(self) -> dict[str, float]:
         """For ``results.json``."""
@@ -102,7 +105,7 @@ class Judged:
         ratio = self.mse(f"{name}_second", name)
         if ratio is None:
             return None
-        inside = 1 / MSE_BAND <= ratio.low.value and ratio.high.value <= MSE_BAND
+        inside = ratio.low.value >= 1 / MSE_BAND and ratio.high.value <= MSE_BAND
         return self.gap(name).value <= BIAS_BAND and inside
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,56 +187,64 @@ def _summary(name: str, problems: Sequence[Judged]) -> dict[str, Any]:
 
 def learned_rows(problems: Sequence[Judged]) -> list[list[str]]:
     """The unbiased estimators under both priors."""
-    rows = [["problem", "bce\nmax |bias|/sd", "bce\nMSE/MVUE", "second prior\nmax |bias|/sd"]]
-    rows[0] += ["second prior\nMSE/MVUE", "in both\nbands", "change of\nbias/sd"]
-    rows[0] += ["change of\nMSE", "priors\nagree", "training\ns"]
-    for one in problems:
-        if one.is_control:
-            continue
-        both = [_word(one.is_within(name)) for name in ("bce", "bce_second")]
-        rows.append(
-            [
-                one.label,
-                str(one.worst_bias("bce")),
-                str(one.mse("bce")),
-                str(one.worst_bias("bce_second")),
-                str(one.mse("bce_second")),
-                both[0] if both[0] == both[1] else ", ".join(both),
-                str(one.gap("bce")),
-                str(one.mse("bce_second", "bce")),
-                _word(one.agrees("bce")),
-                _seconds(one, "bce", "bce_second"),
-            ]
-        )
+    rows = [["problem", "bce\n|bias|/sd", "bce\nMSE/MVUE", "2nd prior\n|bias|/sd"]]
+    rows[0] += ["2nd prior\nMSE/MVUE", "in both\nbands", "training\ns"]
+    for one in _with_a_best(problems):
+        words = dict.fromkeys(_word(one.is_within(name)) for name in ("bce", "bce_second"))
+        cells = [*_cells(one, "bce"), *_cells(one, "bce_second")]
+        rows.append([one.label, *cells, ", ".join(words), _seconds(one, "bce", "bce_second")])
+    return rows
+
+
+def prior_rows(problems: Sequence[Judged]) -> list[list[str]]:
+    """What the second prior changes."""
+    rows = [["problem", "bce: change\nof bias/sd", "bce: MSE\n2nd/1st prior", "priors\nagree"]]
+    rows[0] += ["emmse: change\nof bias/sd", "emmse: MSE\n2nd/1st prior"]
+    for one in _with_a_best(problems):
+        cells = {name: _changes(one, name) for name in ("bce", "emmse")}
+        rows.append([one.label, *cells["bce"], _word(one.agrees("bce")), *cells["emmse"]])
     return rows
 
 
 def rival_rows(problems: Sequence[Judged]) -> list[list[str]]:
     """Maximum likelihood, and the posterior mean under both priors."""
-    rows = [["problem", "mle\nmax |bias|/sd", "mle\nMSE/MVUE", "emmse\nmax |bias|/sd"]]
-    rows[0] += ["emmse\nMSE/MVUE", "second prior\nmax |bias|/sd", "second prior\nMSE/MVUE"]
-    rows[0] += ["change of\nbias/sd", "training\ns"]
-    for one in problems:
-        if one.is_control:
-            continue
-        row = [one.label]
-        for name in ("mle", "emmse", "emmse_second"):
-            known = name in one.report.estimators
-            row += [str(one.worst_bias(name)), str(one.mse(name))] if known else ["–", "–"]
-        rows.append([*row, str(one.gap("emmse")), _seconds(one, "emmse", "emmse_second")])
+    names = {"mle": "mle", "emmse": "emmse", "emmse_second": "2nd prior"}
+    headers = [f"{name}\n{what}" for name in names.values() for what in ("|bias|/sd", "MSE/MVUE")]
+    rows = [["problem", *headers, "training\ns"]]
+    for one in _with_a_best(problems):
+        cells = [cell for name in names for cell in _cells(one, name, digits=2)]
+        rows.append([one.label, *cells, _seconds(one, "emmse", "emmse_second")])
     return rows
 
 
 def control_rows(problems: Sequence[Judged]) -> list[list[str]]:
     """The bias that is left where no estimator is unbiased."""
     names = ("reference", "mle", "emmse", "emmse_second", "bce", "bce_second")
-    rows = [["control", *(f"{name}\nresidual bias/sd" for name in names), "training\ns"]]
+    headers = [f"{name.replace('_second', ', 2nd')}\n|bias|/sd" for name in names]
+    rows = [["control: residual bias", *headers, "training\ns"]]
     for one in problems:
         if one.is_control:
-            known = one.report.estimators
-            cells = [str(one.worst_bias(name)) if name in known else "–" for name in names]
+            cells = [_cells(one, name)[0] for name in names]
             rows.append([one.entry.name, *cells, _seconds(one, *one.fits)])
     return rows if len(rows) > 1 else []
+
+
+def _with_a_best(problems: Sequence[Judged]) -> list[Judged]:
+    return [one for one in problems if not one.is_control]
+
+
+def _cells(one: Judged, name: str, digits: int = 3) -> list[str]:
+    """Bias and MSE as text."""
+    if name not in one.report.estimators:
+        return ["–", "–"]
+    ratio = one.mse(name)
+    return [one.worst_bias(name).text(digits), "–" if ratio is None else ratio.text(digits)]
+
+
+def _changes(one: Judged, name: str) -> list[str]:
+    """What the second prior changes, as text."""
+    ratio = one.mse(f"{name}_second", name)
+    return [one.gap(name).text(), "–" if ratio is None else ratio.text()]
 
 
 def _word(holds: bool | None) -> str:
