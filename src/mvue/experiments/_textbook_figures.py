@@ -94,6 +94,7 @@ def _draw_row(bias: Any, mse: Any, row: int, one: Judged) -> None:
             va="center",
             color="0.4",
             fontsize=9,
+            bbox={"facecolor": "0.96", "edgecolor": "none"},
         )
         for ax in (bias, mse):
             ax.axhspan(row - 0.5, row + 0.5, color="0.96", zorder=0)
