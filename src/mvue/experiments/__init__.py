@@ -5,8 +5,9 @@ from ._common import InterruptedRunError as InterruptedRunError
 from .linear import EXPERIMENT as _LINEAR
 from .regularization import EXPERIMENT as _REGULARIZATION
 from .snr import EXPERIMENT as _SNR
+from .textbook import EXPERIMENT as _TEXTBOOK
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (_SNR, _LINEAR, _REGULARIZATION)
+    experiment.name: experiment for experiment in (_SNR, _LINEAR, _REGULARIZATION, _TEXTBOOK)
 }
 """All experiments by name."""

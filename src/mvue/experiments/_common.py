@@ -73,6 +73,8 @@ class Findings:
     """Saved under these names."""
     table: str
     """What the command line prints."""
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further entries of ``results.json``, such as results nested by problem."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Experiment:
             "versions": versions(),
             "config": config,
             "estimators": found.estimators,
+            **found.more,
         }
         figures = folder / "figures"
         figures.mkdir(exist_ok=True)
@@ -151,7 +154,11 @@ class Experiment:
 
 def settings_section(config: Mapping[str, Any]) -> Section:
     """The settings of a run as a table."""
-    rows = [["setting", "value"], *([name, str(value)] for name, value in config.items())]
+
+    def text(value: Any) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+    rows = [["setting", "value"], *([name, text(value)] for name, value in config.items())]
     return Section("Settings", table=rows)
 
 
