@@ -112,7 +112,8 @@ def survey(problem: Problem, *, key: Key) -> Survey:
     for share in (1.0, 0.5, 0.0):
         tables, widths = _tables(inside, below, above, share)
         prior = TrainingPrior(found, tables)
-        trial = dataclasses.replace(problem, prior=prior, crb=None).draw(keys[3], PILOT, 1)
+        training = dataclasses.replace(problem, prior=prior, crb=None)
+        trial = jax.jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
         if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
             break
     log_sd = _expected_error(problem, look, prior, keys[4], widths)

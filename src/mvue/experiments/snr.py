@@ -113,7 +113,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
     network_key, emmse_key, paper_key, bce_key = jr.split(run.key, 4)
     problem = snr()
     network = build_network(problem, network_key)
-    plugin = mvue.bce(1000.0, penalty="plug-in")
+    plugin = mvue.bce(1000.0, penalty="plug-in", weight=None)
     # The mean squared error needs no replicates: the same simulations, all of new unknowns.
     emmse = run.fit(
         "emmse",
@@ -132,6 +132,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
         network,
         plugin,
         key=paper_key,
+        training_prior=problem.prior,
         steps=s.paper_steps,
         batch_size=10,
         replicates=100,
@@ -152,6 +153,7 @@ def bce_recipe(s: Settings, key: Array) -> dict[str, Any]:
         "problem": problem,
         "network": build_network(problem, key),
         "loss": mvue.bce(s.bias_weight, weight=inverse_bound(problem, *s.training_range)),
+        "training_prior": problem.prior,
         "steps": s.steps,
         "batch_size": s.batch_size,
         "replicates": s.replicates,
