@@ -91,7 +91,7 @@ def test_training_prior_is_what_the_loss_asks_for(line, key):
     assert wide.survey is not None
     for found in wide.survey.ranges:
         assert found.training[0] < found.interest[0] < found.interest[1] < found.training[1]
-    assert "theta[0]" in str(wide)
+    assert "east" in str(wide)
     assert "weighted by the expected error" in wide.settings["loss"]
     given = mvue.fit(line, network, key=key, steps=5, training_prior=line.prior)
     assert "prior that was given" in given.settings["training"]

@@ -101,7 +101,8 @@ class Report:
         """
         if self.crb is None:
             return None
-        return self[name].mse / np.where(np.isfinite(self.crb), self.crb, np.nan)
+        with np.errstate(divide="ignore"):  # a bound may be zero, where the slope of y is
+            return self[name].mse / np.where(np.isfinite(self.crb), self.crb, np.nan)
 
     def biased_crb(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The bound for an estimator with this one's bias, and its standard error, (K, d, d).

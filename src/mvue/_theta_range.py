@@ -68,7 +68,7 @@ def coordinates_of(problem: Problem, key: Key) -> Coordinates | str:
         positive.append(lower >= 0)
     flat = jax.vmap(lambda theta: ravel_pytree(theta)[0])(drawn)
     return Coordinates(
-        names=_names(one),
+        names=_names(one) if problem.target is not None else problem.names or (),
         low=np.concatenate(low),
         high=np.concatenate(high),
         positive=np.concatenate(positive),
