@@ -24,6 +24,7 @@ from ._problem import (
     describe_shapes,
     fold_in_each,
     key_for,
+    prior_leaves,
 )
 from ._progress import progress_bar
 from ._report import Assessment, PriorAverage, Report
@@ -395,7 +396,7 @@ def _spread(problem: Problem, key: Key) -> Theta:
 def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
     """Warn about values that the prior cannot produce."""
     outside = np.zeros(len(y), bool)
-    priors = jax.tree.leaves(problem.prior, is_leaf=lambda n: not isinstance(n, Mapping))
+    priors = prior_leaves(problem.prior)
     parts = [theta] if len(priors) == 1 and not isinstance(problem.prior, Mapping) else None
     parts = parts or jax.tree.leaves(theta)
     supports: list[Any] = [getattr(prior, "support", None) for prior in priors]

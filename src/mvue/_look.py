@@ -144,31 +144,31 @@ class Look:
         values = np.linspace(ends[0], ends[1], self.nodes, axis=1)
         reach = np.broadcast_to(self._typical[:, None], values.shape)
         sd, good, _ = self._along(values, reach, ends)
-        lines = []
-        for _ in range(1):
-            # Again, at values spread evenly in standard deviations, with steps of that size.
-            lines = [Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
-            if any(len(line.values) < 2 for line in lines):
-                lines = [Line(ends[:, k], np.full(2, self._typical[k])) for k in range(self.p)]
-                break
-            tables = [np.interp(*even(line, self.nodes)) for line in lines]
-            values = np.stack(tables)
-            local = np.stack(
-                [
-                    np.exp(np.interp(v, line.values, np.log(line.sd)))
-                    for v, line in zip(values, lines, strict=True)
-                ]
-            )
-            self._typical = np.minimum(STEP * np.median(local, axis=1), (ends[1] - ends[0]) / 4)
-            reach = np.minimum(STEP * local, (ends[1] - ends[0])[:, None] / 4)
-            sd, good, _ = self._along(values, reach, ends)
+        lines = [Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
+        if any(len(line.values) < 2 for line in lines):
+            lines = [Line(ends[:, k], np.full(2, self._typical[k])) for k in range(self.p)]
         else:
-            lines = [
-                Line(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
-                for k in range(self.p)
-            ]
+            lines = self._again(lines, ends)
         self.ends = np.stack([[line.values[i] for line in lines] for i in (0, -1)])
         return lines
+
+    def _again(self, lines: list[Line], ends: np.ndarray) -> list[Line]:
+        """The same at values spread evenly in standard deviations, with steps of that size."""
+        values = np.stack([np.interp(*even(line, self.nodes)) for line in lines])
+        local = np.stack(
+            [
+                np.exp(np.interp(v, line.values, np.log(line.sd)))
+                for v, line in zip(values, lines, strict=True)
+            ]
+        )
+        quarter = (ends[1] - ends[0]) / 4
+        self._typical = np.minimum(STEP * np.median(local, axis=1), quarter)
+        reach = np.minimum(STEP * local, quarter[:, None])
+        sd, good, _ = self._along(values, reach, ends)
+        return [
+            Line(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
+            for k in range(self.p)
+        ]
 
     def outside(self, inside: list[Line]) -> tuple[list[Line], list[Line]]:
         """Standard deviations on the way out of the range of interest, below and above."""

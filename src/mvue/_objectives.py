@@ -68,15 +68,13 @@ def bce(
             `fit`: one over the variance to expect, from a `survey`. None for no weights.
     """
     if weight == "auto":
-        return dataclasses.replace(
-            _bce(bias_weight, penalty, _undecided, "weighted by the expected error"),
-            weighted_by=lambda decided: _bce(
-                bias_weight,
-                penalty,
-                lambda draw: jax.vmap(decided)(draw.theta),
-                "weighted by the expected error",
-            ),
-        )
+        words = "weighted by the expected error"
+
+        def decided(weight: Callable[[Theta], Any]) -> Loss:
+            return _bce(bias_weight, penalty, lambda draw: jax.vmap(weight)(draw.theta), words)
+
+        undecided = _bce(bias_weight, penalty, _undecided, words)
+        return dataclasses.replace(undecided, weighted_by=decided)
     words = "weighted" if weight is not None else ""
     return _bce(bias_weight, penalty, lambda draw: _weights(weight, draw), words)
 
