@@ -11,7 +11,8 @@ PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
     {"_types", "_version", "_threads", "_frozen"},
     {"_losses", "_problem", "_moments", "_progress", "_checkpoint", "_unit_rows"},
-    {"_statistics", "_smooth", "_theta_range", "_coordinates", "_newton"},
+    {"_statistics", "_smooth", "_theta_range", "_theta_features"},
+    {"_coordinates", "_newton", "_anchor"},
     {"_objectives", "_report", "_moment_totals", "_open_units", "_linear", "_look"},
     {"_survey"},
     {"_fit", "_baseline", "_grouped_moments", "_information", "_quadrature", "_biased_bound"},

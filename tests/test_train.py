@@ -89,8 +89,8 @@ def test_one_compilation_however_many_steps(key):
         traces.clear()
         plain_fit(problem, network, key=key, steps=steps)
         counts.append(len(traces))
-    # Shapes (before and with the training prior), pilot, program and validation: each traced once.
-    assert counts[1] <= counts[0] <= 6
+    # Shapes (a few times), pilot, program, anchor and validation: each traced once.
+    assert counts[1] <= counts[0] <= 8
 
 
 def test_pieces_do_not_change_a_bit(line, key, monkeypatch):

@@ -55,6 +55,7 @@ def bce_loss(
     bias_weight: Any,
     penalty: Penalty = "unbiased",
     weights: AnyArray | None = None,
+    noise: AnyArray | None = None,
 ) -> AnyArray:
     """Bias constrained loss: mean squared error + λ · squared bias.
 
@@ -65,12 +66,17 @@ def bce_loss(
         penalty: ``"unbiased"`` for freshly simulated batches; ``"plug-in"`` as in the paper,
             and for fixed data, where the unbiased one has no lower bound once λ > M − 1.
         weights: as in `mse`; multiplies both terms.
+        noise: a part of the estimates that is known to have mean zero for each unknown, shape
+            (N, M, d): left out of the penalty, whose expectation stays and whose noise falls.
     """
     check_bias_weight(bias_weight)
     errors = _errors(estimates, y)
     loss = _weighted_mean(unit_mse(errors), weights)
     if isinstance(bias_weight, (int, float)) and bias_weight == 0:
         return loss
+    if noise is not None:
+        _check_shape("noise", noise, tuple(estimates.shape))
+        errors = errors - noise
     return loss + bias_weight * _weighted_mean(unit_squared_bias(errors, penalty), weights)
 
 

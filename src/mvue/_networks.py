@@ -14,11 +14,11 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from ._baseline import Baseline, PlugIn, fit_baseline
-from ._frozen import Affine
+from ._frozen import Affine, Frozen
 from ._problem import Draw, Problem, key_for, pilot_draw
 from ._statistics import Statistics, flatten
 from ._survey import Survey
-from ._types import Key, Measurement
+from ._types import Estimator, Key, Measurement
 
 PILOT_UNITS = 1024
 WIDTH = 64
@@ -109,16 +109,37 @@ def standardize(
     return Standardized(features or flatten, inputs, network, head or _scale_back(pilot))
 
 
+class Given(Frozen):
+    """An estimator that somebody brings; it is not trained."""
+
+    estimator: Estimator
+
+    def __call__(self, x: Measurement) -> Float[Array, " d"]:
+        """The estimate from one measurement."""
+        return jnp.reshape(self.estimator(x), (-1,))
+
+
+class WithBaseline(eqx.Module):
+    """The sum of an estimator that is known to be unbiased and of a network that corrects it."""
+
+    baseline: Given
+    network: Estimator
+
+    def __call__(self, x: Measurement) -> Float[Array, " d"]:
+        """The estimate from one measurement."""
+        return self.baseline(x) + jnp.reshape(self.network(x), (-1,))
+
+
 class Corrected(eqx.Module):
     """A baseline in closed form and a network that corrects it, in units of the expected error.
 
     The network sees the statistics of the baseline and, for sets, averages over the elements that
-    an inner network learns.
+    an inner network learns. Without a baseline it is the correction alone.
     """
 
     statistics: Statistics
     plug_in: PlugIn
-    baseline: Baseline
+    baseline: Baseline | None
     inner: eqx.nn.MLP | None
     network: eqx.nn.MLP
 
@@ -130,17 +151,22 @@ class Corrected(eqx.Module):
         parts = [inputs, places]
         if self.inner is not None:
             parts.append(jnp.mean(jax.vmap(self.inner)(self.statistics.elements(x)), axis=0))
-        correction = self.network(jnp.concatenate(parts))
+        correction = jnp.exp(log_sd) * self.network(jnp.concatenate(parts))
+        if self.baseline is None:
+            return correction
         baseline = self.baseline(first, log_sd, inputs, self.statistics.natural(x))
-        return baseline + jnp.exp(log_sd) * correction
+        return baseline + correction
 
 
-def default_network(problem: Problem, survey: Survey, *, key: Key) -> Corrected:
+def default_network(
+    problem: Problem, survey: Survey, *, correction: bool = False, key: Key
+) -> Corrected:
     """The network that `fit` builds when it is given none.
 
     Args:
         problem: what to train on.
         survey: of the problem, which tells the expected size of errors.
+        correction: leave the baseline out, for the correction of another one.
         key: for simulations and for the initial weights.
     """
     baseline_key, inner_key, network_key = jr.split(key, 3)
@@ -157,7 +183,7 @@ def default_network(problem: Problem, survey: Survey, *, key: Key) -> Corrected:
     last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
     weight, bias = last(network)
     network = eqx.tree_at(last, network, (0.1 * weight, 0.0 * bias))
-    return Corrected(survey.statistics, plug_in, baseline, inner, network)
+    return Corrected(survey.statistics, plug_in, None if correction else baseline, inner, network)
 
 
 def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:

@@ -27,7 +27,7 @@ from ._types import Theta
 
 Schedule = Callable[[Any], Any]
 
-DEFAULT_BIAS_WEIGHTS = (20.0, 60.0)
+DEFAULT_BIAS_WEIGHTS = (20.0, 100.0)
 """λ at the start and at the end: small enough to learn quickly, then large enough to unbias."""
 
 
@@ -44,6 +44,8 @@ class Loss:
     """Whether the best estimator is the same for every prior, so that `fit` may choose one."""
     weighted_by: Callable[[Callable[[Theta], Any]], "Loss"] | None = None
     """The loss with weights that `fit` is to decide: a function of theta."""
+    penalty_weights: Callable[[Draw], Any] | None = None
+    """The weights of a bias penalty that leaves `Draw.noise` out; None if there is no such."""
 
     def __call__(self, estimates: Any, draw: Draw, progress: Any) -> Any:
         """The loss of one batch."""
@@ -60,7 +62,7 @@ def bce(
 
     Args:
         bias_weight: λ, or a function from the fraction of training done to λ; by default it
-            grows from 20 to 60 over the training.
+            grows from 20 to 100 over the training.
         penalty: ``"unbiased"`` or, as in the paper, ``"plug-in"``, which acts as a smaller λ
             (see `effective_bias_weight`).
         weight: ``weight(y)`` of one unknown, positive, a scalar or one value for each component,
@@ -102,7 +104,12 @@ def _bce(
     def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
         lam = bias_weight(progress) if callable(bias_weight) else bias_weight
         return bce_loss(
-            estimates, draw.y, bias_weight=lam, penalty=penalty, weights=weights_of(draw)
+            estimates,
+            draw.y,
+            bias_weight=lam,
+            penalty=penalty,
+            weights=weights_of(draw),
+            noise=draw.noise,
         )
 
     def describe(replicates: int) -> str:
@@ -120,7 +127,15 @@ def _bce(
 
     needs_pairs = callable(bias_weight) or float(bias_weight) > 0
     least = 2 if needs_pairs else 1
-    return Loss(evaluate, describe, min_replicates=least, any_prior=needs_pairs)
+    # The plug-in penalty counts noise as bias: without its noise it would be another loss.
+    reducible = needs_pairs and penalty == "unbiased"
+    return Loss(
+        evaluate,
+        describe,
+        min_replicates=least,
+        any_prior=needs_pairs,
+        penalty_weights=weights_of if reducible else None,
+    )
 
 
 def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:

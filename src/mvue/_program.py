@@ -14,13 +14,18 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ._anchor import Anchor, BiasSums, Control
 from ._frozen import trainable
 from ._losses import unit_mse, unit_squared_bias
+from ._networks import WithBaseline
 from ._problem import Draw, Problem, finite_units
 from ._types import Estimator, Key
 
 VALIDATION_BATCHES = 4
-AVERAGED_FRACTION = 0.05  # of the steps, the horizon of the weight average
+AVERAGED_FRACTION = 0.15  # of the steps, the horizon of the weight average
+
+BASELINE_UNITS = 4096  # on which a baseline is checked
+ANCHOR_SHARE = 1 / 12  # batches from which an anchor is measured, of the steps
 
 Keep = Literal["average", "best", "last"]
 
@@ -56,6 +61,7 @@ class State(NamedTuple):
     sums: Sums
     nonfinite: Int[Array, ""]
     diverged: Bool[Array, ""]
+    anchor: Anchor | None
     loss_unit: Float[Array, ""]
     """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
@@ -73,10 +79,11 @@ class Program:
         replicates: int,
         optimizer: Any,
         keep: Keep,
+        control: Control | None,
     ) -> None:
-        self.problem, self.loss = problem, loss
+        self.problem, self.loss, self.control = problem, loss, control
         self.steps, self.batch_size, self.replicates = steps, batch_size, replicates
-        self.keep = keep
+        self.keep, self.d = keep, problem.shapes()[1].shape[0]
         params, rest = eqx.partition(network, trainable(network))
         constants, self.static = eqx.partition(rest, eqx.is_array)
         self.arrays = Arrays(params, constants)
@@ -87,12 +94,14 @@ class Program:
             )
         self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
         if not isinstance(optimizer, optax.GradientTransformation):
-            optimizer = default_optimizer(steps, 3e-3 if optimizer is None else optimizer)
+            optimizer = default_optimizer(steps, 5e-3 if optimizer is None else optimizer)
         self.optimizer = optax.with_extra_args_support(optimizer)
 
     def initial_state(self) -> State:
         # Copies, so that the compiled program never sees one buffer under two names.
-        params, average, best = (jax.tree.map(jnp.array, self.arrays.params) for _ in range(3))
+        params, average, best, anchor = (
+            jax.tree.map(jnp.array, self.arrays.params) for _ in range(4)
+        )
         return State(
             step=jnp.asarray(0),
             params=params,
@@ -102,6 +111,7 @@ class Program:
             sums=Sums.zero(),
             nonfinite=jnp.asarray(0),
             diverged=jnp.asarray(False),
+            anchor=None if self.control is None else self.control.first(anchor, self.d),
             loss_unit=jnp.ones(()),
         )
 
@@ -114,11 +124,48 @@ class Program:
         return eqx.combine(*arrays, self.static)
 
     def estimate(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"]:
+        return _estimate(self.estimator(arrays), x)
+
+    def baseline(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"] | None:
+        """Estimates that are known to be unbiased, if the network is built on such."""
         estimator = self.estimator(arrays)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
-        estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
-        n, m = jax.tree.leaves(x)[0].shape[:2]
-        return estimates.reshape(n, m, -1)
+        return _estimate(estimator.baseline, x) if isinstance(estimator, WithBaseline) else None
+
+    def noise(self, anchor: Anchor | None, draw: Draw, constants: PyTree) -> Array | None:
+        """Noise of the estimates that is known; None if none is."""
+        if self.control is None or anchor is None:
+            return None
+        arrays = Arrays(anchor.params, constants)
+        estimates, baseline = self.estimate(arrays, draw.x), self.baseline(arrays, draw.x)
+        return self.control.noise(anchor, estimates, draw, baseline)
+
+    def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
+        """Squared bias of the baseline over its variance, (d,), with standard errors."""
+        draw, _ = _replace_nonfinite(self.problem.draw(key, BASELINE_UNITS, self.replicates))
+        baseline = self.baseline(arrays, draw.x)
+        assert baseline is not None
+        errors = baseline - draw.y[:, None, :]
+        variance = jnp.var(errors, axis=1, ddof=1).mean(axis=0)
+        shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
+        return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
+
+    def measure(self, params: PyTree, key: Key, constants: PyTree) -> BiasSums:
+        """What an anchor with these weights is made from."""
+        control, arrays = self.control, Arrays(params, constants)
+        assert control is not None
+
+        def batch(i: Array) -> BiasSums:
+            draw = self.problem.draw(jr.fold_in(key, i), self.batch_size, self.replicates)
+            draw, _ = _replace_nonfinite(draw)
+            baseline = self.baseline(arrays, draw.x)
+            reference = draw.y[:, None, :] if baseline is None else baseline
+            return control.sums(self.estimate(arrays, draw.x) - reference, draw)
+
+        def add(i: Array, sums: BiasSums) -> BiasSums:
+            return jax.tree.map(jnp.add, sums, batch(i))
+
+        batches = max(1, round(ANCHOR_SHARE * self.steps))
+        return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
 
     def run(self, state: State, count: Int[Array, ""], key: Key, constants: PyTree) -> State:
         """At most `count` steps; ends early when training diverges."""
@@ -136,10 +183,14 @@ class Program:
     def step(self, state: State, key: Key, constants: PyTree) -> State:
         draw, bad = _replace_nonfinite(self.problem.draw(key, self.batch_size, self.replicates))
         progress = state.step / self.steps
+        noise = self.noise(state.anchor, draw, constants)
 
         def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
             estimates = self.estimate(Arrays(params, constants), draw.x)
-            value = self.loss(estimates, draw, progress)
+            known = draw
+            if noise is not None and self.control is not None:
+                known = draw._replace(noise=self.control.matched(noise, estimates, draw))
+            value = self.loss(estimates, known, progress)
             return value / state.loss_unit, (value, estimates)
 
         (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
@@ -205,6 +256,13 @@ def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
     warmup = max(1, steps // 100)
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
+
+
+def _estimate(estimator: Estimator, x: PyTree) -> Float[Array, "n m d"]:
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+    estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
+    n, m = jax.tree.leaves(x)[0].shape[:2]
+    return estimates.reshape(n, m, -1)
 
 
 def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:

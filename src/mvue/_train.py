@@ -9,6 +9,7 @@ import dataclasses
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from ._anchor import Control
 from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._fit import Fit, History, Outcome
 from ._frozen import trainable
-from ._networks import PILOT_UNITS, default_network
+from ._networks import PILOT_UNITS, Given, WithBaseline, default_network
 from ._objectives import Loss, bce
 from ._problem import (
     Draw,
@@ -39,11 +41,13 @@ from ._problem import (
 from ._program import Arrays, Keep, Program, State, Sums
 from ._progress import progress_bar
 from ._survey import Survey, survey
+from ._theta_features import ThetaFeatures
 from ._types import Estimator, Key
 from ._version import __version__
 
 RECORDS = 100  # rows of the history of a whole run
 PIECE_SECONDS = 0.3  # how often the host is visited
+BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
 FRESH = 2**31 - 1  # number of the key for unknowns on which no weights were chosen
 
 
@@ -53,10 +57,12 @@ def fit(
     loss: Loss | Callable[[Any, Draw, Any], Any] | None = None,
     *,
     key: Key,
+    baseline: Estimator | None = None,
     training_prior: Any = None,
     steps: int = 6_000,
     batch_size: int = 128,
     replicates: int = 8,
+    anchors: int = 6,
     optimizer: Any = None,
     keep: Keep = "average",
     patience: int | None = None,
@@ -79,12 +85,19 @@ def fit(
             estimate, in units of the error to expect.
         loss: what to minimise, by default `bce`; see there and `Loss` for others.
         key: decides all random numbers.
+        baseline: an estimator that is known to be unbiased, if there is one. The network then
+            learns a correction to it, and only the bias of the correction is penalised: the noise
+            of the baseline is known and taken out.
         training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
             answer does not depend on it, evenly over a range wider than the one of interest (see
             `survey`); for other losses the prior of the problem.
         steps: how many updates.
         batch_size: N, unknowns in a batch.
         replicates: M, measurements of each unknown.
+        anchors: how many times, at equal distances, the bias of the estimator is measured on many
+            simulations, as a smooth function of theta. What remains of its errors is noise, and
+            is taken out of the penalty of the steps that follow. 0 for never; losses other than
+            `bce` with its unbiased penalty have no use for it.
         optimizer: an Optax optimizer, or the peak learning rate of the default: Adam with a
             short warm-up and a cosine decay to zero.
         keep: which weights to return: an average over the last steps, those with the best
@@ -102,7 +115,7 @@ def fit(
         raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    _check_settings(steps, batch_size, replicates, keep, patience, checkpoint_every)
+    _check_settings(steps, batch_size, replicates, anchors, keep, patience, checkpoint_every)
     loss = bce() if loss is None else loss
     if not callable(loss):
         raise TypeError(f"loss must be callable, such as mvue.bce(40.0), got {loss!r}")
@@ -113,7 +126,8 @@ def fit(
             "be seen in one measurement of each unknown"
         )
     started = time.perf_counter()
-    pilot_key, network_key, train_key, validation_key = jr.split(key_for("fit", key), 4)
+    keys = jr.split(key_for("fit", key), 6)
+    pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
     chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
     weighted_by = getattr(loss, "weighted_by", None)
     seen: Survey | None = None
@@ -130,15 +144,25 @@ def fit(
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
     if network is None:
         assert seen is not None
-        network = default_network(problem, seen, key=network_key)
-    _check_network(network, problem)
-    program = Program(problem, network, loss, steps, batch_size, replicates, optimizer, keep)
+        network = default_network(problem, seen, correction=baseline is not None, key=network_key)
+    _check_estimator("network", network, problem)
+    if baseline is not None:
+        _check_estimator("baseline", baseline, problem)
+        network = WithBaseline(Given(baseline), network)
+    control, weights = None, getattr(loss, "penalty_weights", None)
+    if weights and (anchors or baseline is not None) and ThetaFeatures.suit(problem):
+        control = Control(ThetaFeatures(problem, features_key), weights)
+    program = Program(
+        problem, network, loss, steps, batch_size, replicates, optimizer, keep, control
+    )
     _check_loss(program, loss)
+    if baseline is not None:
+        _check_baseline(program, pilot_key)
     state, history = program.initial_state(), History()
     constants = program.arrays.constants
     traced = jax.jit(program.run).trace(state, jnp.asarray(0), train_key, constants)
     run = traced.lower().compile()
-    validate = jax.jit(program.validate)
+    validate, measure = jax.jit(program.validate), jax.jit(program.measure)
     if program.measures_loss:
         first = abs(float(validate(program.arrays, validation_key)["loss"]))
         state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
@@ -151,6 +175,7 @@ def fit(
         "steps": steps,
         "batch_size": batch_size,
         "replicates": replicates,
+        "anchors": anchors if control else 0,
         "keep": keep,
         "patience": patience,
     }
@@ -172,6 +197,7 @@ def fit(
 
     started -= history.last.get("seconds", 0.0)
     every = max(1, round(steps / RECORDS))
+    anchored = {i * steps // anchors for i in range(anchors)} if control else set()
     piece, saved = 1, time.perf_counter()
     outcome = _outcome(state, history, steps, patience)
     with (
@@ -180,7 +206,12 @@ def fit(
     ):
         while outcome is None:
             step = int(state.step)
-            count = min(piece, every - step % every, steps - step)
+            if control and step in anchored:
+                # Moments of one state and key, whatever came before: a resumed run has the same.
+                sums = measure(state.average, jr.fold_in(anchor_key, step), constants)
+                state = state._replace(anchor=control.solve(_copy(state.average), sums))
+            stops = [every - step % every, steps - step, *(a - step for a in anchored if a > step)]
+            count = min(piece, *stops)
             begun = time.perf_counter()
             state = run(state, jnp.asarray(count), train_key, constants)
             reached = int(state.step)
@@ -272,6 +303,10 @@ def _choose(
     return state.params, "weights of the last step"
 
 
+def _copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.array, tree)
+
+
 def _typical(pilot: Draw) -> list[str]:
     """Rounded moments of a pilot draw: they tell problems apart whose program looks the same."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
@@ -295,17 +330,30 @@ def _check_loss(program: Program, loss: Callable[[Any, Draw, Any], Any]) -> None
         raise ValueError(f"loss must return a scalar, got {value}")
 
 
-def _check_network(network: Any, problem: Problem) -> None:
-    if not callable(network):
-        raise TypeError(f"network must be callable, got {type(network).__name__}")
+def _check_estimator(name: str, estimator: Any, problem: Problem) -> None:
+    if not callable(estimator):
+        raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
     x, y = problem.shapes()
     try:
-        output = eqx.filter_eval_shape(network, x)
+        output = eqx.filter_eval_shape(estimator, x)
     except Exception as error:
         raise ValueError(
-            f"network failed on one measurement x: {type(error).__name__}: {error}"
+            f"{name} failed on one measurement x: {type(error).__name__}: {error}"
         ) from error
-    check_output("network", output, y.shape[0])
+    check_output(name, output, y.shape[0])
+
+
+def _check_baseline(program: Program, key: Key) -> None:
+    """Warn if the estimator that is said to be unbiased is not."""
+    shown, se = jax.jit(program.baseline_bias)(program.arrays, key)
+    worst = int(np.argmax(np.asarray(shown / se)))
+    if shown[worst] > BIAS_SHOWN * se[worst]:
+        warnings.warn(
+            f"baseline is biased: its squared bias, component {worst}, is {shown[worst]:.3g} ± "
+            f"{se[worst]:.1g} of its variance on average. The trained estimator keeps this bias. "
+            "Give a baseline that is unbiased, or none",
+            stacklevel=3,
+        )
 
 
 def _describe_network(network: Any) -> str:
@@ -353,6 +401,7 @@ def _check_settings(
     steps: int,
     batch_size: int,
     replicates: int,
+    anchors: int,
     keep: str,
     patience: int | None,
     checkpoint_every: float,
@@ -360,6 +409,8 @@ def _check_settings(
     check_count("steps", steps)
     check_count("batch_size", batch_size)
     check_count("replicates", replicates)
+    if not (isinstance(anchors, int) and anchors >= 0):
+        raise ValueError(f"anchors must be a whole number of at least 0, got {anchors!r}")
     if patience is not None:
         check_count("patience", patience)
     if keep not in ("average", "best", "last"):
