@@ -30,6 +30,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/snr_training.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/mle.py
+	$(BIN)/python benchmarks/covariance.py
 
 clean:
 	rm -rf $(VENV) site runs

@@ -2,12 +2,14 @@
 
 from ._common import Experiment as Experiment
 from ._common import InterruptedRunError as InterruptedRunError
+from .covariance import EXPERIMENT as _COVARIANCE
 from .linear import EXPERIMENT as _LINEAR
 from .regularization import EXPERIMENT as _REGULARIZATION
 from .snr import EXPERIMENT as _SNR
 from .textbook import EXPERIMENT as _TEXTBOOK
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (_SNR, _LINEAR, _REGULARIZATION, _TEXTBOOK)
+    experiment.name: experiment
+    for experiment in (_SNR, _COVARIANCE, _LINEAR, _REGULARIZATION, _TEXTBOOK)
 }
 """All experiments by name."""
