@@ -40,7 +40,7 @@ def smoke(tmp_path_factory):
 
 def test_results_nest_by_problem(smoke):
     _, results, _ = smoke
-    assert set(results["problems"]) == {"uniform-maximum"}
+    assert set(results["problems"]) == {"uniform-maximum", "bernoulli-variance"}
     problem = results["problems"]["uniform-maximum"]
     assert set(problem["estimators"]) == {"mvue", "mle", *LEARNED} == set(results["estimators"])
     for name, entry in problem["estimators"].items():

@@ -35,7 +35,7 @@ DEFAULT_BIAS_WEIGHTS = (20.0, 100.0)
 class Loss:
     """A loss with its settings, as `fit` takes it."""
 
-    evaluate: Callable[[Any, Draw, Any], Any]
+    evaluate: Callable[..., Any]
     """``(estimates, draw, progress) -> scalar``."""
     describe: Callable[[int], str]
     """The loss in words, for M replicates."""
@@ -45,11 +45,12 @@ class Loss:
     weighted_by: Callable[[Callable[[Theta], Any]], "Loss"] | None = None
     """The loss with weights that `fit` is to decide: a function of theta."""
     penalty_weights: Callable[[Draw], Any] | None = None
-    """The weights of a bias penalty that leaves `Draw.noise` out; None if there is no such."""
+    """The weights of a bias penalty, if `evaluate` also takes ``noise=``: a part of the estimates
+    that is known to have mean zero for each unknown and is to be left out of the penalty."""
 
-    def __call__(self, estimates: Any, draw: Draw, progress: Any) -> Any:
+    def __call__(self, estimates: Any, draw: Draw, progress: Any, **known: Any) -> Any:
         """The loss of one batch."""
-        return self.evaluate(estimates, draw, progress)
+        return self.evaluate(estimates, draw, progress, **known)
 
 
 def bce(
@@ -101,7 +102,7 @@ def _bce(
     if penalty not in ("unbiased", "plug-in"):
         raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
 
-    def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
+    def evaluate(estimates: Any, draw: Draw, progress: Any, noise: Any = None) -> Any:
         lam = bias_weight(progress) if callable(bias_weight) else bias_weight
         return bce_loss(
             estimates,
@@ -109,7 +110,7 @@ def _bce(
             bias_weight=lam,
             penalty=penalty,
             weights=weights_of(draw),
-            noise=draw.noise,
+            noise=noise,
         )
 
     def describe(replicates: int) -> str:

@@ -31,8 +31,6 @@ class Draw(NamedTuple):
     """The unknowns to estimate."""
     x: Measurement
     """The measurements; leaves of shape (N, M, ...)."""
-    noise: Float[Array, "n m d"] | None = None
-    """A part of the estimates that is known to have mean zero for each unknown, in training."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ class Program:
         self,
         problem: Problem,
         network: Estimator,
-        loss: Callable[[Any, Draw, Any], Any],
+        loss: Callable[..., Any],
         steps: int,
         batch_size: int,
         replicates: int,
@@ -187,10 +187,10 @@ class Program:
 
         def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
             estimates = self.estimate(Arrays(params, constants), draw.x)
-            known = draw
+            known = {}
             if noise is not None and self.control is not None:
-                known = draw._replace(noise=self.control.matched(noise, estimates, draw))
-            value = self.loss(estimates, known, progress)
+                known["noise"] = self.control.matched(noise, estimates, draw)
+            value = self.loss(estimates, draw, progress, **known)
             return value / state.loss_unit, (value, estimates)
 
         (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
