@@ -1,4 +1,4 @@
-"""Training with everything given: no survey, the prior itself, a small network, no weights."""
+"""Training with everything given: no survey, no anchors, the prior itself, a small network."""
 
 import equinox as eqx
 import jax
@@ -17,5 +17,5 @@ def plain_fit(problem, network=None, loss=None, *, key, **settings):
         inner = eqx.nn.MLP(size, y.shape[0], 16, 1, key=key)
         network = mvue.standardize(inner, problem, key=key)
     loss = mvue.bce(40.0, weight=None) if loss is None else loss
-    settings = {"training_prior": problem.prior} | settings
+    settings = {"training_prior": problem.prior, "anchors": 0} | settings
     return mvue.fit(problem, network, loss, key=key, **settings)

@@ -173,7 +173,7 @@ def mean_of(x):
 def test_a_baseline_is_corrected_and_stays_unbiased(key):
     """A poor but unbiased baseline, the first of eight measurements: the network adds the rest."""
     problem = shrinking_problem()
-    fit = plain_fit(problem, baseline=lambda x: x[:1], key=key, steps=600, batch_size=64)
+    fit = plain_fit(problem, baseline=lambda x: x[:1], key=key, steps=600, batch_size=64, anchors=6)
     report = mvue.assess(fit.estimator, problem, at=AT, repeats=20_000, key=key)["estimator"]
     variance = np.asarray(report.sd)[:, 0] ** 2
     assert (variance < 1.5 / N).all()
