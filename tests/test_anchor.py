@@ -49,13 +49,20 @@ def test_features_are_nearly_orthonormal_polynomials(p, seed):
     np.testing.assert_allclose(values[:, 0], 1.0)
 
 
-def test_many_unknowns_have_no_features():
+def test_of_many_unknowns_only_a_constant_is_known(seed):
     large = mvue.Problem(
         prior=dist.Normal(jnp.zeros(MOST), 1.0).to_event(1),
         simulate=lambda key, t: t + jr.normal(key, (MOST,)),
     )
-    assert not ThetaFeatures.suit(large)
-    assert ThetaFeatures.suit(shrinking_problem())
+    features = ThetaFeatures(large, jr.key(seed))
+    assert features.degrees.tolist() == [0]
+    shifted = lambda x: x + 0.5  # noqa: E731
+    shrunk = lambda x: 0.2 * x  # noqa: E731
+    _, known = anchor_of(large, shifted, jr.key(seed), units=512)
+    np.testing.assert_allclose(known.bias[0], 0.5, atol=5 / np.sqrt(512 * 8))
+    assert float(known.trust.mean()) > 0.9
+    _, unknown = anchor_of(large, shrunk, jr.key(seed), units=512)
+    assert float(unknown.trust.max()) < 0.1
 
 
 def anchor_of(problem, estimator, key, *, units=2**14, m=8, weights=lambda _: None):

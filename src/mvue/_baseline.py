@@ -102,16 +102,19 @@ class _Piece(NamedTuple):
     log_sd: np.ndarray
 
 
-def fit_baseline(problem: Problem, survey: Survey, *, key: Key) -> tuple[PlugIn, Baseline]:
-    """Both steps, from simulations of the problem to be trained on."""
+def fit_baseline(
+    problem: Problem, survey: Survey, *, only_plug_in: bool = False, key: Key
+) -> tuple[PlugIn, Baseline | None]:
+    """Both steps, or the first, from simulations of the problem to be trained on."""
     simulate_key, hidden_key = jr.split(key)
-    pieces = _simulated(problem, survey, simulate_key)
-    plug_in = _fit_plug_in(pieces[: max(1, PLUG_IN_UNITS // UNITS)], hidden_key)
-    return plug_in, _fit_linear(pieces, plug_in)
+    few = max(1, PLUG_IN_UNITS // UNITS)
+    pieces = _simulated(problem, survey, simulate_key, few if only_plug_in else PIECES)
+    plug_in = _fit_plug_in(pieces[:few], hidden_key)
+    return plug_in, None if only_plug_in else _fit_linear(pieces, plug_in)
 
 
-def _simulated(problem: Problem, survey: Survey, key: Key) -> list[_Piece]:
-    """Pieces of simulations, as many as memory allows."""
+def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
+    """At most `count` pieces of simulations, as many as memory allows."""
 
     @jax.jit
     def simulate(key: Key) -> tuple[Array, ...]:
@@ -124,13 +127,12 @@ def _simulated(problem: Problem, survey: Survey, key: Key) -> list[_Piece]:
         return inputs, natural, draw.y, jax.vmap(survey.log_sd)(draw.theta), finite
 
     pieces: list[_Piece] = []
-    count = PIECES
     while len(pieces) < count:
         *parts, finite = map(np.asarray, simulate(jr.fold_in(key, len(pieces))))
         pieces.append(_Piece(*(part[finite] for part in parts)))
         if len(pieces) == 1:
             numbers = sum(part.size for part in parts)
-            count = int(np.clip(LARGEST_TOTAL // numbers, 2, PIECES))
+            count = int(np.clip(LARGEST_TOTAL // numbers, 2, count))
     return pieces
 
 

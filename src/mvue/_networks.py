@@ -170,7 +170,7 @@ def default_network(
         key: for simulations and for the initial weights.
     """
     baseline_key, inner_key, network_key = jr.split(key, 3)
-    plug_in, baseline = fit_baseline(problem, survey, key=baseline_key)
+    plug_in, baseline = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.inputs.shift.shape[0] + 2 * d, None
@@ -179,11 +179,14 @@ def default_network(
         inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
         size += INNER_OUT
     network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
-    # The first estimate is the baseline, nearly.
+    return Corrected(survey.statistics, plug_in, baseline, inner, nearly_zero(network))
+
+
+def nearly_zero(network: eqx.nn.MLP) -> eqx.nn.MLP:
+    """The network with a small last layer: what it corrects is nearly the first estimate."""
     last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
     weight, bias = last(network)
-    network = eqx.tree_at(last, network, (0.1 * weight, 0.0 * bias))
-    return Corrected(survey.statistics, plug_in, None if correction else baseline, inner, network)
+    return eqx.tree_at(last, network, (0.1 * weight, 0.0 * bias))
 
 
 def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:

@@ -22,20 +22,17 @@ HIGHEST_DEGREE = 24
 class ThetaFeatures:
     """Legendre polynomials of the ranks of theta, up to some total degree.
 
-    Ranks are evenly distributed, which makes the polynomials of one coordinate uncorrelated.
+    Ranks are evenly distributed, which makes the polynomials of one coordinate uncorrelated. Of
+    theta with too many coordinates there is only the constant.
     """
 
     def __init__(self, problem: Problem, key: Key) -> None:
-        draws = jax.jit(lambda key: jax.vmap(_flat)(jax.vmap(problem.sample_prior)(key)))(
-            jr.split(key, DRAWS)
-        )
-        values = np.asarray(draws, np.float64)
-        tables = np.quantile(values, np.linspace(0, 1, TABLE), axis=0).T
-        self.tables = jnp.asarray(tables, jnp.result_type(float))
-        p = len(tables)
-        degree = 1
+        p = jax.eval_shape(lambda key: _flat(problem.sample_prior(key)), key).size
+        degree = 0
         while degree < HIGHEST_DEGREE and comb(p + degree + 1, p) <= MOST:
             degree += 1
+        if degree > 0:
+            self.tables = _quantiles(problem, key)
         terms = [
             term
             for total in range(degree + 1)
@@ -44,14 +41,10 @@ class ThetaFeatures:
         self.degrees = np.array([len(term) for term in terms])
         self._highest, self._selectors = degree, _selectors(terms, p, degree)
 
-    @staticmethod
-    def suit(problem: Problem) -> bool:
-        """Whether theta has few enough coordinates."""
-        theta = jax.eval_shape(problem.sample_prior, jr.key(0))
-        return sum(leaf.size for leaf in jax.tree.leaves(theta)) < MOST
-
     def __call__(self, theta: Theta) -> Float[Array, " q"]:
         """The polynomials at one theta."""
+        if self._highest == 0:
+            return jnp.ones(1)
         grid = jnp.linspace(-1.0, 1.0, TABLE)
         place = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
             _flat(theta), self.tables
@@ -65,6 +58,13 @@ class ThetaFeatures:
         for selector in self._selectors:
             product = product * (jnp.asarray(selector, values.dtype) @ values)
         return product
+
+
+def _quantiles(problem: Problem, key: Key) -> Float[Array, "p t"]:
+    draws = jax.jit(jax.vmap(lambda key: _flat(problem.sample_prior(key))))(jr.split(key, DRAWS))
+    values = np.asarray(draws, np.float64)
+    tables = np.quantile(values, np.linspace(0, 1, TABLE), axis=0).T
+    return jnp.asarray(tables, jnp.result_type(float))
 
 
 def _selectors(terms: list[tuple[int, ...]], p: int, degree: int) -> list[np.ndarray]:

@@ -150,7 +150,7 @@ def fit(
         _check_estimator("baseline", baseline, problem)
         network = WithBaseline(Given(baseline), network)
     control, weights = None, getattr(loss, "penalty_weights", None)
-    if weights and (anchors or baseline is not None) and ThetaFeatures.suit(problem):
+    if weights and (anchors or baseline is not None):
         control = Control(ThetaFeatures(problem, features_key), weights)
     program = Program(
         problem, network, loss, steps, batch_size, replicates, optimizer, keep, control

@@ -174,6 +174,15 @@ def estimate_microseconds(estimator: Any, x: Any) -> float:
     return float(best / len(jax.tree.leaves(x)[0]) * 1e6)
 
 
+def costs(name: str, estimator: Any, fits: Mapping[str, mvue.Fit], x: Any) -> dict[str, Any]:
+    """Entries of ``results.json``: what an estimator was trained for, how long, and its speed."""
+    entry: dict[str, Any] = {
+        "train_seconds": round(fits[name].seconds, 3) if name in fits else 0.0,
+        "estimate_microseconds": estimate_microseconds(estimator, x),
+    }
+    return entry | ({"loss": fits[name].settings["loss"]} if name in fits else {})
+
+
 def as_text(rows: list[list[str]]) -> str:
     """A table for the terminal."""
     widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]

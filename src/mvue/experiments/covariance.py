@@ -20,7 +20,7 @@ from mvue.problems import (
 )
 from mvue.report import Section
 
-from ._common import Experiment, Findings, Run, as_text, estimate_microseconds
+from ._common import Experiment, Findings, Run, as_text, costs
 
 RANGES = {"in_distribution": 1.0, "out_of_distribution": 0.1}
 """Unknowns are uniform from 0 to here; training is on the first."""
@@ -155,10 +155,7 @@ def body(run: Run) -> Findings:
     results: dict[str, Any] = {}
     for name, estimator in estimators.items():
         results[name] = {where: block(report, name) for where, report in reports.items()}
-        results[name]["train_seconds"] = round(fits[name].seconds, 3) if name in fits else 0.0
-        results[name]["estimate_microseconds"] = estimate_microseconds(estimator, timing)
-        if name in fits:
-            results[name]["loss"] = fits[name].settings["loss"]
+        results[name] |= costs(name, estimator, fits, timing)
     figure = plot_scatter(reports)
     rows = headline_rows(results)
     return Findings(

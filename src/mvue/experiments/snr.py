@@ -17,7 +17,7 @@ from mvue.plot import draw_bound, draw_series, new_figure, share_legend
 from mvue.problems import snr, snr_corrected_mle, snr_mle
 from mvue.report import Section, report_sections
 
-from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, estimate_microseconds
+from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
 
 SNR_RANGE = (2.0, 50.0)
 VALUES = 13
@@ -189,10 +189,7 @@ def body(run: Run) -> Findings:
         entry["mse_over_mle_corrected"] = ratio.tolist()
         entry["mse_over_mle_corrected_se"] = error.tolist()
         entry["inverse"] = inverse.to_dict()["estimators"][name]
-        entry["train_seconds"] = round(fits[name].seconds, 3) if name in fits else 0.0
-        entry["estimate_microseconds"] = estimate_microseconds(estimators[name], x)
-        if name in fits:
-            entry["loss"] = fits[name].settings["loss"]
+        entry |= costs(name, estimators[name], fits, x)
     figure = plot_panels(report, inverse)
     rows = headline_rows(results)
     return Findings(

@@ -8,12 +8,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._frozen import Affine
+from .._networks import PILOT_UNITS, nearly_zero
 from .._problem import check_count, key_for, pilot_draw
 from .._types import Key
 from ._covariance import StructuredCovariance
-
-PILOT_UNITS = 1024
-FIRST = 0.1  # of the usual size of the last layer's weights
 
 
 class Update(eqx.Module):
@@ -157,10 +155,7 @@ class CovarianceMLP(eqx.Module):
         self.inputs = Affine(entries.mean(axis=0), 1 / entries.std(axis=0))
         self.outputs = Affine(jnp.zeros((structure.d,)), errors.std(axis=0))
         network = eqx.nn.MLP(entries.shape[1], structure.d, width, depth, jax.nn.gelu, key=key)
-        # The first estimate is the masked one, nearly.
-        last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
-        weight, bias = last(network)
-        self.network = eqx.tree_at(last, network, (FIRST * weight, 0.0 * bias))
+        self.network = nearly_zero(network)
         self.structure, self.correction = structure, correction
 
     def __call__(self, x: Float[Array, "rows p"]) -> Float[Array, " d"]:
