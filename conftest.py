@@ -1,6 +1,15 @@
 """Every Python block in the README and the docs is a test."""
 
+import jax
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forget the programs of a file with its last test: a process can map only so many."""
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()

@@ -9,7 +9,7 @@ import mvue
 
 PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
-    {"_types", "_version", "_threads", "_frozen"},
+    {"_types", "_version", "_threads", "_frozen", "_small_matrices"},
     {"_losses", "_problem", "_moments", "_progress", "_checkpoint", "_unit_rows"},
     {"_statistics", "_smooth", "_theta_range", "_theta_features"},
     {"_coordinates", "_newton", "_anchor"},

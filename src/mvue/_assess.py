@@ -164,7 +164,7 @@ class _Pieces:
         size = int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats))
         pairs = np.array([(i, j) for i in range(count) for j in range(i)], int).reshape(-1, 2)
 
-        @eqx.filter_jit
+        @jax.jit
         def piece(start: Array, key: Key, theta: Theta, truth: Array, unit: Array) -> _Totals:
             index = start + jnp.arange(size)
             keys = fold_in_each(key, jnp.arange(values))
@@ -214,7 +214,7 @@ class _Pieces:
         count = -(-units // size)
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
 
-        @eqx.filter_jit
+        @jax.jit
         def piece(i: Array, key: Key, unit: Array) -> Moments:
             draw: Draw = self.problem.draw(jr.fold_in(key, i), size, m)
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draw.x)

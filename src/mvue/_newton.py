@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ._small_matrices import invert
+
 ARMIJO = 1e-4  # of the decrease that the slope promises
 EDGE = 1e-6  # of the box is left out at its bounds, where likelihoods need not be defined
 LONGEST = 3.0  # step in any coordinate
@@ -87,22 +89,18 @@ class BoxNewton(optx.AbstractMinimiser):
         usable = jnp.isfinite(scaled).all() & jnp.isfinite(slope).all()
         identity = jnp.eye(u.size, dtype=u.dtype)
         scaled = jnp.where(usable, scaled, identity)
-        pivots = jnp.diag(jnp.linalg.cholesky(scaled)) ** 2
-        definite = (pivots > RESOLVED).all()  # False for NaN, where there is no factor
+        definite = (invert(scaled)[1] > RESOLVED).all()  # False for NaN
         # Twice what makes every row dominated by its diagonal: in one dimension, this turns the
         # sign of the curvature and keeps its size.
         excess = jnp.sum(jnp.abs(scaled), axis=1) - jnp.abs(jnp.diag(scaled)) - jnp.diag(scaled)
         shift = jnp.where(definite, 0.0, 2 * jnp.maximum(excess.max(), 0.0) + RESOLVED)
-        factor = jnp.linalg.cholesky(scaled + shift * identity)
-        root = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
-        root = root / scale[None, :]
-        along = root @ jnp.where(usable, slope, 0.0)
-        inverse = root.T @ root
+        inverse = invert(scaled + shift * identity)[0] / (scale[:, None] * scale[None, :])
+        along = jnp.where(usable, slope, 0.0)
         return Point(
             value=jnp.where(usable & jnp.isfinite(value), value, jnp.nan),
             inverse=jnp.where(free, inverse, 0.0),
             slope=slope,
-            distance=jnp.sqrt(jnp.sum(along**2)),
+            distance=jnp.sqrt(jnp.maximum(along @ inverse @ along, 0.0)),
             definite=usable & definite,
             held=held,
         )

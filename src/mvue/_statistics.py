@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._frozen import Affine
+from ._small_matrices import cholesky
 from ._types import Measurement
 
 Kind = Literal["scalars", "vectors", "flat"]
@@ -156,7 +157,7 @@ def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     correlations = second / scales[:, None] / scales[None, :]
     parts = [jnp.mean(rows, axis=0), _upper(second), jnp.log(scales), _upper(correlations, 1)]
     if n > p:
-        factor = jnp.linalg.cholesky(correlations + 1e-6 * jnp.eye(p))
+        factor = cholesky(correlations + 1e-6 * jnp.eye(p))
         diagonal = jnp.diagonal(factor)
         regressions = factor / diagonal[None, :]
         parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]

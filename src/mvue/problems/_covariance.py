@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, ArrayLike, Float
 
 from .._problem import Problem, check_count
+from .._small_matrices import cholesky, invert, multiply
 from .._types import Key
 from ._covariance_basis import (
     check_basis,
@@ -21,7 +22,6 @@ from ._covariance_basis import (
     sparse_basis,
 )
 from ._covariance_mle import covariance, inward, maximise, newton_step, traces
-from ._small_matrices import cholesky, invert, multiply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

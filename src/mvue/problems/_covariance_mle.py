@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ._small_matrices import invert, multiply, solve
+from .._small_matrices import invert, multiply, solve
 
 ARMIJO = 1e-4  # of the decrease that the slope promises
 SHRINK = 0.25  # of the step after a rejection
