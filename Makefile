@@ -31,6 +31,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/mle.py
 	$(BIN)/python benchmarks/covariance.py
+	$(BIN)/python benchmarks/penalty_noise.py --figure runs/penalty-noise.png
 
 clean:
 	rm -rf $(VENV) site runs

@@ -158,7 +158,7 @@ def test_a_file_is_not_a_folder(tmp_path):
 
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     small_fit(tmp_path)
-    monkeypatch.setattr("mvue._train.__version__", "99.0")
+    monkeypatch.setattr("mvue._loop.__version__", "99.0")
     with pytest.raises(mvue.CheckpointError, match=r"mvue: '.*' there, '99.0' here"):
         small_fit(tmp_path)
 

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import mvue
-from mvue import _train
+from mvue import _loop
 from plain import plain_fit
 
 SIGNAL, NOISE = 1 / 3, 0.25  # variances of y and of the noise in the problem `line`
@@ -96,7 +96,7 @@ def test_one_compilation_however_many_steps(key):
 def test_pieces_do_not_change_a_bit(line, key, monkeypatch):
     fits = []
     for seconds in (0.0, 1e9):
-        monkeypatch.setattr(_train, "PIECE_SECONDS", seconds)
+        monkeypatch.setattr(_loop, "PIECE_SECONDS", seconds)
         fits.append(plain_fit(line, key=key, steps=130))
     for a, b in zip(leaves(fits[0]), leaves(fits[1]), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -2,13 +2,17 @@
 
 from ._assess import assess as assess
 from ._biased_bound import biased_crb as biased_crb
+from ._blackbox import FailedDrawsWarning as FailedDrawsWarning
+from ._blackbox import simulate as simulate
 from ._bootstrap import BootstrapCorrected as BootstrapCorrected
 from ._bootstrap import bootstrap_correct as bootstrap_correct
 from ._bounds import Bound as Bound
 from ._bounds import crb as crb
+from ._draws import Failure as Failure
 from ._fisher import fisher_information as fisher_information
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
+from ._fit_data import fit_data as fit_data
 from ._frozen import Affine as Affine
 from ._gaussian_information import gaussian_fisher_information as gaussian_fisher_information
 from ._information import Information as Information
@@ -41,9 +45,13 @@ from ._problem import Draw as Draw
 from ._problem import Problem as Problem
 from ._refit import LinearReadout as LinearReadout
 from ._refit import refit_last_layer as refit_last_layer
+from ._repeats import Repeats as Repeats
 from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
+from ._shard_files import Shard as Shard
+from ._shard_files import SimulatedDataError as SimulatedDataError
+from ._simulated import SimulatedData as SimulatedData
 from ._survey import Range as Range
 from ._survey import Survey as Survey
 from ._survey import survey as survey

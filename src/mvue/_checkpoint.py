@@ -139,24 +139,24 @@ def program_digest(jaxpr: Any) -> str:
     It changes with the prior, the simulator, the network, the loss and the optimizer.
     """
     operations = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # addresses differ between processes
-    digest = hashlib.sha256((operations + arrays_digest(list(_constants(jaxpr)))).encode())
+    digest = hashlib.sha256((operations + arrays_digest(list(constants_of(jaxpr)))).encode())
     return digest.hexdigest()[:16]
 
 
-def _constants(node: Any) -> Iterator[Any]:
+def constants_of(node: Any) -> Iterator[Any]:
     """All arrays that a program closes over, those of nested programs too."""
     if isinstance(node, (list, tuple)):
         for child in node:
-            yield from _constants(child)
+            yield from constants_of(child)
     elif hasattr(node, "jaxpr"):  # closed
         yield from node.consts
-        yield from _constants(node.jaxpr)
+        yield from constants_of(node.jaxpr)
     elif hasattr(node, "eqns"):
         for equation in node.eqns:
             yield from (
                 v.val for v in equation.invars if isinstance(getattr(v, "val", None), _ARRAYS)
             )
-            yield from _constants(list(equation.params.values()))
+            yield from constants_of(list(equation.params.values()))
 
 
 def arrays_digest(tree: PyTree) -> str:

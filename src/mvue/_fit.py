@@ -76,7 +76,7 @@ class Fit:
         lines = [
             f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
             f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
-            f"  loss      {s['loss']}; N = {s['batch_size']}, M = {s['replicates']}",
+            f"  loss      {s['loss']}; {s['batch']}",
             f"  network   {s['network']}; {self.weights}",
         ]
         lines += [
@@ -84,9 +84,9 @@ class Fit:
             for i, line in enumerate(s["training"].splitlines())
         ]
         line = f"  held out  MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
-        if s["replicates"] > 1:
+        if np.isfinite(seen["squared_bias"]):
             line += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
-        lines.append(f"{line} (averages over the unknowns trained on)")
+        lines.append(f"{line} ({s['held_out']})")
         if self.nonfinite:
             lines.append(
                 f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"

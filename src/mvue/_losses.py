@@ -174,6 +174,34 @@ def unit_squared_bias(errors: AnyArray, penalty: Penalty) -> AnyArray:
     raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
 
 
+def masked_squared_bias(errors: AnyArray, present: AnyArray, penalty: Penalty) -> AnyArray:
+    """Squared bias of each unknown and component where some measurements are missing.
+
+    Args:
+        errors: shape (N, M, d).
+        present: which of them exist, shape (N, M), 0 or 1; at least one of each unknown, and two
+            for the unbiased penalty.
+        penalty: as in `squared_bias`.
+    """
+    xp = array_namespace(errors)
+    there = xp.astype(present, errors.dtype)[:, :, None]
+    return squared_bias_of_sums(
+        xp.sum(errors * there, axis=1),
+        xp.sum(errors * errors * there, axis=1),
+        xp.sum(there, axis=1),
+        penalty,
+    )
+
+
+def squared_bias_of_sums(
+    total: AnyArray, squares: AnyArray, count: AnyArray, penalty: Penalty
+) -> AnyArray:
+    """Squared bias of each unknown and component from sums of errors and of their squares."""
+    if penalty == "plug-in":
+        return (total / count) ** 2
+    return (total**2 - squares) / (count * (count - 1))
+
+
 def check_bias_weight(bias_weight: Any, *, finite: bool = True) -> None:
     """Refuse a λ that is not a usable number; traced values pass."""
     if isinstance(bias_weight, str):

@@ -5,7 +5,9 @@ No network here bounds its output: the unbiased estimator of a positive number m
 negative now and then.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -105,8 +107,8 @@ def standardize(
     """
     pilot = pilot_draw(problem, key_for("standardize", key), PILOT_UNITS, 1)
     values = _pilot_features(pilot, features or flatten)
-    inputs = _whitening(values) if whiten else _scaling(values)
-    return Standardized(features or flatten, inputs, network, head or _scale_back(pilot))
+    inputs = _whitening(values) if whiten else scaling(values)
+    return Standardized(features or flatten, inputs, network, head or scale_back(pilot.y))
 
 
 class Given(Frozen):
@@ -182,6 +184,24 @@ def default_network(
     return Corrected(survey.statistics, plug_in, baseline, inner, nearly_zero(network))
 
 
+def perceptron(
+    in_size: int,
+    hidden: Sequence[int],
+    out_size: int,
+    activation: Callable[[Array], Array],
+    *,
+    key: Key,
+) -> eqx.nn.Sequential:
+    """A network of dense layers whose sizes may differ."""
+    sizes = [in_size, *hidden, out_size]
+    keys = jr.split(key, len(sizes) - 1)
+    layers: list[Any] = []
+    for i, (before, after) in enumerate(itertools.pairwise(sizes)):
+        layers.append(eqx.nn.Linear(before, after, key=keys[i]))
+        layers.append(eqx.nn.Lambda(activation))
+    return eqx.nn.Sequential(layers[:-1])
+
+
 def nearly_zero(network: eqx.nn.MLP) -> eqx.nn.MLP:
     """The network with a small last layer: what it corrects is nearly the first estimate."""
     last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
@@ -193,12 +213,14 @@ def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Ar
     return jax.jit(jax.vmap(features))(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
 
 
-def _scale_back(pilot: Draw) -> ScaleBack:
-    forward = _scaling(pilot.y)
+def scale_back(y: Float[Array, "n d"]) -> ScaleBack:
+    """From standard units to those of some y."""
+    forward = scaling(y)
     return ScaleBack(Affine(-forward.shift * forward.matrix, 1 / forward.matrix))
 
 
-def _scaling(values: Float[Array, "n ..."]) -> Affine:
+def scaling(values: Float[Array, "n ..."]) -> Affine:
+    """To mean 0 and standard deviation 1."""
     mean, deviation = jnp.mean(values, axis=0), jnp.std(values, axis=0)
     # An entry that never varies carries no information; leave its scale alone.
     constant = deviation <= 1e-6 * jnp.abs(mean) + jnp.finfo(values.dtype).tiny
@@ -206,10 +228,10 @@ def _scaling(values: Float[Array, "n ..."]) -> Affine:
 
 
 def _whitening(values: Float[Array, "n p"]) -> Affine:
-    scaling = _scaling(values)
-    standard = jax.vmap(scaling)(values)
+    affine = scaling(values)
+    standard = jax.vmap(affine)(values)
     eigenvalues, vectors = jnp.linalg.eigh(standard.T @ standard / len(values))
     # Directions that hardly vary would be made of rounding errors.
     floored = jnp.maximum(eigenvalues, 1e-5 * eigenvalues[-1])
-    matrix = scaling.matrix[:, None] * vectors / jnp.sqrt(floored)[None, :]
-    return Affine(scaling.shift, matrix)
+    matrix = affine.matrix[:, None] * vectors / jnp.sqrt(floored)[None, :]
+    return Affine(affine.shift, matrix)

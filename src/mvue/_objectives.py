@@ -7,7 +7,7 @@ function of this form will do; the ones here describe themselves in reports.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,18 @@ DEFAULT_BIAS_WEIGHTS = (20.0, 100.0)
 """λ at the start and at the end: small enough to learn quickly, then large enough to unbias."""
 
 
+class Terms(NamedTuple):
+    """A loss that is a mean squared error and a bias penalty, by its parts."""
+
+    bias_weight: Schedule
+    """λ, from the fraction of training done."""
+    decided: bool
+    """Whether λ was given."""
+    penalty: Penalty | None
+    weight: Callable[[Any], Any] | None
+    """Of one y; None for no weights."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A loss with its settings, as `fit` takes it."""
@@ -47,6 +59,8 @@ class Loss:
     penalty_weights: Callable[[Draw], Any] | None = None
     """The weights of a bias penalty, if `evaluate` also takes ``noise=``: a part of the estimates
     that is known to have mean zero for each unknown and is to be left out of the penalty."""
+    terms: Terms | None = None
+    """What the loss consists of; without, it cannot be used on fixed data."""
 
     def __call__(self, estimates: Any, draw: Draw, progress: Any, **known: Any) -> Any:
         """The loss of one batch."""
@@ -56,20 +70,29 @@ class Loss:
 def bce(
     bias_weight: float | Schedule | None = None,
     *,
-    penalty: Penalty = "unbiased",
+    penalty: Penalty | None = None,
     weight: Callable[[Any], Any] | Literal["auto"] | None = "auto",
 ) -> Loss:
     """Bias constrained estimation: mean squared error + λ · squared bias.
 
     Args:
         bias_weight: λ, or a function from the fraction of training done to λ; by default it
-            grows from 20 to 100 over the training.
+            grows from 20 to 100 over the training; on fixed data it is 10.
         penalty: ``"unbiased"`` or, as in the paper, ``"plug-in"``, which acts as a smaller λ
-            (see `effective_bias_weight`).
+            (see `effective_bias_weight`). By default the unbiased one; on fixed data, where it
+            has no lower bound, the plug-in one.
         weight: ``weight(y)`` of one unknown, positive, a scalar or one value for each component,
             which makes errors comparable where their size depends on y. ``"auto"`` leaves it to
-            `fit`: one over the variance to expect, from a `survey`. None for no weights.
+            `fit`: one over the variance to expect, from a `survey`; on fixed data no weights.
+            None for no weights.
     """
+    terms = Terms(
+        bias_weight if callable(bias_weight) else lambda _: bias_weight,
+        bias_weight is not None,
+        penalty,
+        None if weight == "auto" else cast(Callable[[Any], Any] | None, weight),
+    )
+    penalty = penalty or "unbiased"
     if weight == "auto":
         words = "weighted by the expected error"
 
@@ -77,9 +100,10 @@ def bce(
             return _bce(bias_weight, penalty, lambda draw: jax.vmap(weight)(draw.theta), words)
 
         undecided = _bce(bias_weight, penalty, _undecided, words)
-        return dataclasses.replace(undecided, weighted_by=decided)
+        return dataclasses.replace(undecided, weighted_by=decided, terms=terms)
     words = "weighted" if weight is not None else ""
-    return _bce(bias_weight, penalty, lambda draw: _weights(weight, draw), words)
+    loss = _bce(bias_weight, penalty, lambda draw: _weights(weight, draw), words)
+    return dataclasses.replace(loss, terms=terms)
 
 
 def _undecided(_: Draw) -> Any:
@@ -150,7 +174,8 @@ def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:
         del progress
         return mse(estimates, draw.y, weights=_weights(weight, draw))
 
-    return Loss(evaluate, lambda _: "EMMSE" + (", weighted" if weight else ""))
+    terms = Terms(lambda _: 0.0, True, None, weight)
+    return Loss(evaluate, lambda _: "EMMSE" + (", weighted" if weight else ""), terms=terms)
 
 
 def norm(fisher: Callable[[Theta], Any]) -> Loss:

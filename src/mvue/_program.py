@@ -5,7 +5,7 @@ run and the number of the step.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._anchor import Anchor, BiasSums, Control
 from ._frozen import trainable
-from ._losses import unit_mse, unit_squared_bias
+from ._losses import unit_squared_bias
 from ._networks import WithBaseline
-from ._problem import Draw, Problem, finite_units
+from ._problem import Draw
+from ._simulations import Simulations
 from ._types import Estimator, Key
 
-VALIDATION_BATCHES = 4
 AVERAGED_FRACTION = 0.15  # of the steps, the horizon of the weight average
 
 BASELINE_UNITS = 4096  # on which a baseline is checked
@@ -66,24 +66,47 @@ class State(NamedTuple):
     """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
 
+@runtime_checkable
+class Source(Protocol):
+    """Where batches come from. `pool` is what it keeps on the device, if anything."""
+
+    d: int
+    batch_size: int
+
+    def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
+        """A batch, and how many of its unknowns failed."""
+        ...
+
+    def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
+        """Mean squared error and mean squared bias of a batch."""
+        ...
+
+    def judge(
+        self,
+        estimate: Callable[[PyTree], Array],
+        loss: Callable[..., Any],
+        key: Key,
+        pool: PyTree,
+    ) -> dict[str, Array]:
+        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
+        ...
+
+
 class Program:
     """The functions of one training run that are compiled."""
 
     def __init__(
         self,
-        problem: Problem,
+        source: Source,
         network: Estimator,
         loss: Callable[..., Any],
         steps: int,
-        batch_size: int,
-        replicates: int,
         optimizer: Any,
         keep: Keep,
-        control: Control | None,
+        control: Control | None = None,
     ) -> None:
-        self.problem, self.loss, self.control = problem, loss, control
-        self.steps, self.batch_size, self.replicates = steps, batch_size, replicates
-        self.keep, self.d = keep, problem.shapes()[1].shape[0]
+        self.source, self.loss, self.control = source, loss, control
+        self.steps, self.keep, self.d = steps, keep, source.d
         params, rest = eqx.partition(network, trainable(network))
         constants, self.static = eqx.partition(rest, eqx.is_array)
         self.arrays = Arrays(params, constants)
@@ -141,7 +164,8 @@ class Program:
 
     def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
         """Squared bias of the baseline over its variance, (d,), with standard errors."""
-        draw, _ = _replace_nonfinite(self.problem.draw(key, BASELINE_UNITS, self.replicates))
+        assert isinstance(self.source, Simulations)
+        draw, _ = self.source.draw_units(key, BASELINE_UNITS)
         baseline = self.baseline(arrays, draw.x)
         assert baseline is not None
         errors = baseline - draw.y[:, None, :]
@@ -149,14 +173,13 @@ class Program:
         shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
         return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
 
-    def measure(self, params: PyTree, key: Key, constants: PyTree) -> BiasSums:
+    def measure(self, params: PyTree, key: Key, constants: PyTree, pool: PyTree) -> BiasSums:
         """What an anchor with these weights is made from."""
         control, arrays = self.control, Arrays(params, constants)
         assert control is not None
 
         def batch(i: Array) -> BiasSums:
-            draw = self.problem.draw(jr.fold_in(key, i), self.batch_size, self.replicates)
-            draw, _ = _replace_nonfinite(draw)
+            draw, _ = self.source.draw(jr.fold_in(key, i), pool)
             baseline = self.baseline(arrays, draw.x)
             reference = draw.y[:, None, :] if baseline is None else baseline
             return control.sums(self.estimate(arrays, draw.x) - reference, draw)
@@ -167,7 +190,9 @@ class Program:
         batches = max(1, round(ANCHOR_SHARE * self.steps))
         return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
 
-    def run(self, state: State, count: Int[Array, ""], key: Key, constants: PyTree) -> State:
+    def run(
+        self, state: State, count: Int[Array, ""], key: Key, constants: PyTree, pool: PyTree
+    ) -> State:
         """At most `count` steps; ends early when training diverges."""
 
         def wanted(carry: tuple[Array, State]) -> Array:
@@ -176,12 +201,12 @@ class Program:
 
         def body(carry: tuple[Array, State]) -> tuple[Array, State]:
             done, state = carry
-            return done + 1, self.step(state, jr.fold_in(key, state.step), constants)
+            return done + 1, self.step(state, jr.fold_in(key, state.step), constants, pool)
 
         return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
 
-    def step(self, state: State, key: Key, constants: PyTree) -> State:
-        draw, bad = _replace_nonfinite(self.problem.draw(key, self.batch_size, self.replicates))
+    def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
+        draw, bad = self.source.draw(key, pool)
         progress = state.step / self.steps
         noise = self.noise(state.anchor, draw, constants)
 
@@ -200,8 +225,8 @@ class Program:
         params = optax.apply_updates(state.params, updates)
         share = jnp.maximum(1 / (state.step + 1), 1 / (1 + AVERAGED_FRACTION * self.steps))
         average = optax.incremental_update(params, state.average, share)
-        mse, bias2 = _moments(estimates, draw.y)
-        sums = Sums(*map(jnp.add, state.sums, (value, mse.mean(), bias2.mean(), jnp.ones(()))))
+        mse, bias2 = self.source.moments(estimates, draw)
+        sums = Sums(*map(jnp.add, state.sums, (value, mse, bias2, jnp.ones(()))))
         after = state._replace(
             step=state.step + 1,
             params=params,
@@ -213,34 +238,15 @@ class Program:
         good = jnp.isfinite(value) & _all_finite(params)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
         # A batch without a single finite unknown is skipped; training has not diverged.
-        empty = bad == self.batch_size
+        empty = bad == self.source.batch_size
         skipped = state._replace(step=after.step, nonfinite=after.nonfinite)
         return jax.tree.map(
             lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
         )
 
-    def validate(self, arrays: Arrays, key: Key) -> dict[str, Array]:
-        """Loss, MSE and squared bias on unknowns that training never sees.
-
-        The same draws every time, simulated anew, so that they cost no memory.
-        """
-
-        def batch(i: Array) -> tuple[Array, Array, Array]:
-            draw = self.problem.draw(jr.fold_in(key, i), self.batch_size, self.replicates)
-            draw, _ = _replace_nonfinite(draw)
-            estimates = self.estimate(arrays, draw.x)
-            mse, bias2 = _moments(estimates, draw.y)
-            return self.loss(estimates, draw, jnp.asarray(1.0)), mse, bias2
-
-        losses, mse, bias2 = jax.lax.map(batch, jnp.arange(VALIDATION_BATCHES))
-        root = jnp.sqrt(mse.size)
-        return {
-            "loss": losses.mean(),
-            "mse": mse.mean(),
-            "mse_se": mse.std() / root,
-            "squared_bias": bias2.mean(),
-            "squared_bias_se": bias2.std() / root,
-        }
+    def validate(self, arrays: Arrays, key: Key, pool: PyTree) -> dict[str, Array]:
+        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
+        return self.source.judge(lambda x: self.estimate(arrays, x), self.loss, key, pool)
 
 
 def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
@@ -263,33 +269,6 @@ def _estimate(estimator: Estimator, x: PyTree) -> Float[Array, "n m d"]:
     estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
     n, m = jax.tree.leaves(x)[0].shape[:2]
     return estimates.reshape(n, m, -1)
-
-
-def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
-    """Squared error and squared bias of each unknown, summed over components, (N,)."""
-    errors = estimates - y[:, None, :]
-    mse = unit_mse(errors).sum(axis=-1)
-    if errors.shape[1] < 2:
-        return mse, jnp.full_like(mse, jnp.nan)
-    return mse, unit_squared_bias(errors, "unbiased").sum(axis=-1)
-
-
-def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
-    """Put another unknown of the batch in the place of each whose simulation failed.
-
-    Whole unknowns are replaced: leaving out single measurements would change the distribution
-    that the estimator is judged by.
-    """
-    finite = finite_units(draw)
-    n = finite.shape[0]
-    # The j-th failed unknown is replaced by the j-th good one.
-    good_first = jnp.argsort(~finite, stable=True)
-    source = jnp.where(finite, jnp.arange(n), good_first[(jnp.cumsum(~finite) - 1) % n])
-    bad = n - finite.sum()
-    draw = jax.lax.cond(
-        bad > 0, lambda d: jax.tree.map(lambda leaf: leaf[source], d), lambda d: d, draw
-    )
-    return draw, bad
 
 
 def _all_finite(tree: PyTree) -> Array:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from ._frozen import Affine
 from ._small_matrices import cholesky
+from ._sorting import sort
 from ._types import Measurement
 
 Kind = Literal["scalars", "vectors", "flat"]
@@ -54,7 +55,7 @@ class Statistics(eqx.Module):
             mean, second = jnp.mean(rows, axis=0), _upper(rows.T @ rows / rows.shape[0])
             quartic = [_products(second)] if rows.shape[1] <= LARGEST_QUARTIC else []
             return jnp.concatenate([mean, second, *quartic])
-        values = jnp.sort(rows[:, 0])
+        values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
             return jnp.stack([mean, mean**2])
@@ -70,7 +71,7 @@ class Statistics(eqx.Module):
         return jnp.concatenate([curved, self._compress(rows)], 1) if self.positive else curved
 
     def _of_scalars(self, values: Float[Array, " n"]) -> Float[Array, " p"]:
-        values = jnp.sort(values)
+        values = sort(values)
         n = values.shape[0]
         compressed = self._compress(values)
         mean, size = jnp.mean(values), jnp.mean(jnp.abs(values))

@@ -13,3 +13,13 @@ from .._linear_path import LinearBCEPath as LinearBCEPath
 from ._linear import LinearBCE as LinearBCE
 from ._linear import LinearBCECV as LinearBCECV
 from ._linear import linear_bce_path as linear_bce_path
+from ._measures import BiasDecomposition as BiasDecomposition
+from ._measures import SquaredBias as SquaredBias
+from ._measures import bias_decomposition as bias_decomposition
+from ._measures import make_squared_bias_scorer as make_squared_bias_scorer
+from ._measures import mean_squared_bias as mean_squared_bias
+from ._measures import mean_squared_bias_scorer as mean_squared_bias_scorer
+from ._network import BCERegressor as BCERegressor
+from ._splits import WithinUnitsBlockSplit as WithinUnitsBlockSplit
+from ._splits import WithinUnitsShuffleSplit as WithinUnitsShuffleSplit
+from ._splits import unit_ids_of as unit_ids_of

@@ -1,0 +1,226 @@
+"""Training on fixed data in which unknowns were measured several times."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ._fit import Fit
+from ._fixed_data import DataLoss, FixedData
+from ._frozen import trainable
+from ._loop import Keys, Schedule, describe_network, refuse_tracing, train
+from ._losses import Penalty, effective_bias_weight
+from ._networks import Standardized, perceptron, scale_back, scaling
+from ._objectives import Loss, Terms, bce
+from ._pools import Split, padded_pool, prepare, rounded_up
+from ._problem import check_count, check_output, key_for
+from ._program import Keep, Program
+from ._repeats import Repeats, penalised_units
+from ._simulated import SimulatedData
+from ._statistics import flatten
+from ._types import Estimator, Key, NoRepeatsWarning
+
+DATA_BIAS_WEIGHT = 10.0
+SAFE_ROWS = 20  # for each weight of a network: so many cannot be fitted one by one
+
+
+def fit_data(
+    data: Repeats | SimulatedData,
+    network: Estimator | None = None,
+    loss: Loss | None = None,
+    *,
+    key: Key,
+    hidden: Sequence[int] = (64, 64),
+    activation: Callable[[Any], Any] = jax.nn.gelu,
+    validation: float = 0.1,
+    split: Split = "units",
+    steps: int = 3_000,
+    batch_rows: int = 256,
+    batch_units: int = 32,
+    max_repeats: int = 64,
+    optimizer: Any = None,
+    keep: Keep | None = None,
+    patience: int | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
+    progress: bool | None = None,
+) -> Fit:
+    """Train an estimator on fixed data.
+
+    Every step takes a batch of single rows, for the mean squared error, and one of whole units, for
+    the bias. A part of the data is held out, and the weights that are best on it are returned: on
+    data that are not renewed, too long a training learns the noise.
+
+    Args:
+        data: `Repeats.from_rows(x, y)`, or what `simulate` returns, which may be larger than
+            memory: parts of it then take turns.
+        network: as in `fit`; by default a perceptron in the units of the data.
+        loss: `bce` or `emmse`. By default `bce(10.0)`, with the plug-in penalty.
+        key: decides all random numbers.
+        hidden: sizes of the hidden layers of the default network.
+        activation: of the default network.
+        validation: share of the data that is held out, 0 for none.
+        split: whether whole ``"units"`` are held out, to be good at new unknowns, or ``"rows"``
+            of all units, to be good at new measurements of these unknowns.
+        steps: how many updates.
+        batch_rows: rows in a batch.
+        batch_units: units in a batch.
+        max_repeats: rows of one unit at most; of larger units, a random part is taken each time.
+        optimizer: as in `fit`.
+        keep: as in `fit`; by default the best on held-out data, or an average if there are none.
+        patience: as in `fit`.
+        checkpoint: as in `fit`.
+        checkpoint_every: as in `fit`.
+        progress: as in `fit`.
+
+    Returns:
+        The estimator, how training ended and how it went.
+    """
+    started = time.perf_counter()
+    refuse_tracing(key)
+    if not isinstance(data, (Repeats, SimulatedData)):
+        raise TypeError(
+            f"data must be mvue.Repeats or mvue.SimulatedData, got {type(data).__name__}: rows x "
+            "and y become the former by mvue.Repeats.from_rows(x, y)"
+        )
+    keep = keep or ("best" if validation else "average")
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress)
+    schedule.check(keep)
+    for name, value in (
+        ("batch_rows", batch_rows),
+        ("batch_units", batch_units),
+        ("max_repeats", max_repeats),
+    ):
+        check_count(name, value)
+    keys = jr.split(key_for("fit_data", key), 4)
+    network_key, train_key, validation_key, split_key = keys
+    rng = np.random.default_rng(np.asarray(jr.key_data(split_key)).tolist())
+    prepared = prepare(data, validation, split, batch_units, rng)
+    training, held_out = prepared.training, prepared.held_out
+    terms = _terms_of(loss)
+    if network is None:
+        network = default_data_network(training, hidden, activation, key=network_key)
+    check_data_network(network, training)
+    penalty = _checked_penalty(terms, training, prepared.rows, network)
+    lam = float(terms.bias_weight(1.0))
+    sizes = training.sizes
+    # In round numbers, so that the parts of a cross-validation are trained by one program.
+    repeats = int(min(max_repeats, rounded_up(int(sizes.max()), 8)))
+    source = FixedData(training.y.shape[1], batch_rows, batch_units if lam > 0 else 0, repeats)
+    program = Program(source, network, DataLoss(terms, penalty, source), steps, optimizer, keep)
+    batch = f"{batch_rows} rows" + (
+        f" and {batch_units} units of up to {repeats} rows" if source.units else ""
+    )
+    settings = {
+        "loss": _describe(terms, penalty, sizes, repeats),
+        "training": repr(training if prepared.shards is None else data),
+        "network": describe_network(network),
+        "steps": steps,
+        "keep": keep,
+        "patience": patience,
+        "validation": validation,
+        "split": split,
+        "batch": batch,
+        "held_out": "no data were held out: this is the training data"
+        if held_out is training
+        else f"{len(held_out.x):,} rows of {len(held_out.y):,} units",
+    }
+    return train(
+        program,
+        Keys(key, train_key, validation_key, train_key),
+        schedule,
+        settings=settings,
+        identity={},
+        started=started,
+        feed=lambda step: prepared.feed(step, steps),
+        held_out=padded_pool(held_out),
+    )
+
+
+def default_data_network(
+    data: Repeats, hidden: Sequence[int], activation: Callable[[Any], Any], *, key: Key
+) -> Standardized:
+    """A perceptron in the units of the data."""
+    for size in hidden:
+        check_count("hidden", size)
+    flat = jnp.asarray(data.x.reshape(len(data.x), -1))
+    y = jnp.asarray(np.repeat(data.y, data.sizes, axis=0))
+    network = perceptron(flat.shape[1], hidden, y.shape[1], activation, key=key)
+    return Standardized(flatten, scaling(flat), network, scale_back(y))
+
+
+def check_data_network(network: Any, data: Repeats) -> None:
+    """Refuse a network that does not map one row to y."""
+    if not callable(network):
+        raise TypeError(f"network must be callable, got {type(network).__name__}")
+    x = jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype)
+    try:
+        output = eqx.filter_eval_shape(network, x)
+    except Exception as error:
+        raise ValueError(
+            f"network failed on one measurement of shape {x.shape}: {type(error).__name__}: {error}"
+        ) from error
+    check_output("network", output, data.y.shape[1])
+
+
+def _terms_of(loss: Any) -> Terms:
+    loss = bce(weight=None) if loss is None else loss
+    terms = getattr(loss, "terms", None)
+    if terms is None:
+        raise TypeError(
+            f"loss must be mvue.bce(...) or mvue.emmse(...) on fixed data, got {loss!r}: others "
+            "need fresh simulations"
+        )
+    terms = cast(Terms, terms)
+    return terms if terms.decided else terms._replace(bias_weight=lambda _: DATA_BIAS_WEIGHT)
+
+
+def _checked_penalty(terms: Terms, data: Repeats, rows: int, network: Any) -> Penalty:
+    """The penalty to use, if it is safe."""
+    lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
+    if lam == 0:
+        return "plug-in"
+    sizes = data.sizes
+    if sizes.max() == 1:
+        warnings.warn(
+            "no unit was measured twice: noise and bias cannot be told apart, and the penalty is "
+            "the mean squared error once more. Give unit_ids, or y that repeats exactly",
+            NoRepeatsWarning,
+            stacklevel=4,
+        )
+        if terms.penalty == "unbiased":
+            raise ValueError("penalty='unbiased' needs units that were measured at least twice")
+    if terms.penalty != "unbiased":
+        return "plug-in"
+    repeated = sizes[penalised_units(sizes)]
+    limit = (len(repeated) * repeated * (repeated - 1)).min() / sizes.sum()
+    weights = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(network, trainable(network))))
+    if lam > limit and rows < SAFE_ROWS * weights:
+        raise ValueError(
+            f"penalty='unbiased' has no lower bound on these data for bias_weight above "
+            f"{limit:.3g}, got {lam:g}: {weights:,} weights can make it as small as they like on "
+            f"{rows:,} rows. Use penalty='plug-in', a smaller bias_weight, or more data "
+            f"({SAFE_ROWS} rows per weight are safe)"
+        )
+    return "unbiased"
+
+
+def _describe(terms: Terms, penalty: Penalty, sizes: np.ndarray, repeats: int) -> str:
+    start, lam = float(terms.bias_weight(0.0)), float(terms.bias_weight(1.0))
+    weighted = "" if terms.weight is None else ", weighted"
+    if lam == start == 0:
+        return f"EMMSE{weighted}"
+    value = f"λ = {lam:g}" if start == lam else f"λ from {start:g} to {lam:g}"
+    text = f"BCE, {value}, {penalty} penalty{weighted}"
+    if penalty == "plug-in":
+        shown = np.minimum(sizes[penalised_units(sizes)], repeats)
+        typical = max(1, round(1 / np.mean(1 / shown)))
+        text += f" (acts as λ = {effective_bias_weight(lam, typical):.3g} at M = {typical})"
+    return text
