@@ -47,7 +47,7 @@ class Settings:
     """Splits on whose training rows the steps and λ are chosen."""
     features: int = 500
     """Random Fourier features of the linear estimators."""
-    trees: int = 200
+    trees: int = 100
     hidden: int = 20
     test_share: float = 1 / 3
     validation_share: float = 0.2
@@ -140,7 +140,8 @@ def network(
         hidden=(s.hidden,),
         steps=steps,
         batch_units=16,
-        learning_rate=1e-2,
+        batch_rows=128,
+        learning_rate=3e-2,
         early_stopping=False,
         random_state=seed,
     ).fit(x, y)
