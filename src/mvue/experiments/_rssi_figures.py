@@ -70,7 +70,7 @@ def plot_locations(
         ax.plot(*places[place], "k*", markersize=12, label="truth")
         ax.set(title=f"({places[place][0]:g}, {places[place][1]:g}), {sizes[place]} rows")
         ax.set_aspect("equal", adjustable="datalim")
-    share_legend(figure, list(axes[:1]))
+    share_legend(figure, list(axes))
     return figure
 
 
