@@ -5,15 +5,19 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
+from mvue._compiled import compiled
 from mvue._fixed_data import DataLoss, FixedData
 from mvue._losses import masked_squared_bias
 from mvue._pools import padded_pool, prepare, repeats_of, split_data
+from mvue._problem import key_for
 from mvue._repeats import Repeats
+from plain import plain_fit
 
 
 def rows_of(rng, units=60, sizes=(1, 9), noise=0.7, d=2, p=3):
@@ -71,7 +75,8 @@ def test_splits_share_nothing_and_lose_nothing(split, seed):
         assert len(out.y) == round(0.25 * len(data.y))
     else:
         assert len(train.y) == len(data.y)
-        assert abs(len(out.x) / len(data.x) - 0.25) < 0.1
+        assert 0 <= len(out.x) - 0.25 * len(data.x) < 9
+        assert (out.sizes >= 2).mean() > 0.9  # they show a bias
 
 
 def test_batches_are_rows_and_whole_units(seed):
@@ -176,6 +181,49 @@ def test_checkpoints_resume_and_other_data_are_refused(key, tmp_path):
         mvue.fit_data(Repeats.from_rows(x + 1.0, y), **arguments)
 
 
+def test_checkpoint_knows_the_training_rows(key, tmp_path):
+    """Also where neither the network nor what is held out depends on them."""
+    x, y, _ = rows_of(np.random.default_rng(0))
+    network = eqx.nn.Linear(3, 2, key=key)
+    arguments = {"steps": 5, "key": key, "checkpoint": tmp_path, "network": network}
+    mvue.fit_data(Repeats.from_rows(x, y), **arguments)
+    _, held = split_as_fit_does(Repeats.from_rows(x, y), key)
+    training = ~np.isin(x.astype(np.float32), held.x).all(axis=1)
+    with pytest.raises(mvue.CheckpointError, match="data"):
+        mvue.fit_data(Repeats.from_rows(np.where(training[:, None], 3 * x, x), y), **arguments)
+
+
+def split_as_fit_does(data, key):
+    split_key = jr.split(key_for("fit_data", key), 4)[3]
+    rng = np.random.default_rng(np.asarray(jr.key_data(split_key)).tolist())
+    prepared = prepare(data, 0.1, "units", 32, rng)
+    return prepared.training, prepared.held_out
+
+
+def test_programs_with_other_host_functions_are_not_mixed_up(key):
+    def fit(factor):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+
+        def simulate(key, y):
+            host = jax.pure_callback(lambda y: factor * y, shape, y, vmap_method="expand_dims")
+            return host + 0.01 * jr.normal(key)
+
+        problem = mvue.Problem(dist.Uniform(1.0, 2.0), simulate)
+        network = eqx.nn.Linear("scalar", "scalar", key=key)
+        return plain_fit(problem, network, mvue.emmse(), key=key, steps=300, optimizer=0.05)
+
+    slopes = [float(fit(factor).estimator(jnp.asarray(2.0))) for factor in (1.0, 4.0)]
+    np.testing.assert_allclose(slopes, [2.0, 0.5], atol=0.7)
+    assert slopes[0] - slopes[1] > 0.7
+
+
+def test_unused_arguments_do_not_make_programs_equal():
+    one = compiled(lambda a, b: a + 1, jnp.zeros(2), jnp.ones(2))[0]
+    other = compiled(lambda a, b: b + 1, jnp.zeros(2), jnp.ones(2))[0]
+    assert float(one(jnp.zeros(2), jnp.ones(2))[0]) == 1
+    assert float(other(jnp.zeros(2), jnp.ones(2))[0]) == 2
+
+
 def test_one_row_per_unit_is_warned_about(key):
     rng = np.random.default_rng(0)
     data = Repeats.from_rows(rng.normal(size=(40, 2)), rng.normal(size=40))
@@ -198,7 +246,8 @@ def test_unbiased_penalty_without_a_lower_bound_is_refused(key):
     ("changes", "message"),
     [
         ({"validation": 1.0}, "validation must be a share"),
-        ({"validation": 0.001}, "holds out 0 of"),
+        ({"validation": 0.999}, "leaves none of"),
+        ({"max_repeats": 1}, "max_repeats must be"),
         ({"steps": 0}, "steps must be"),
         ({"batch_units": 0}, "batch_units must be"),
         ({"hidden": (0,)}, "hidden must be"),
@@ -211,6 +260,29 @@ def test_wrong_arguments_are_named(changes, message, key):
     x, y, _ = rows_of(np.random.default_rng(0))
     with pytest.raises((ValueError, TypeError), match=message):
         mvue.fit_data(Repeats.from_rows(x, y), **({"key": key} | changes))
+
+
+def test_unbiased_penalty_knows_how_many_rows_it_sees(key):
+    y = np.repeat(np.linspace(0, 1, 20), 32)
+    data = Repeats.from_rows(y[:, None] + np.random.default_rng(0).normal(size=(640, 2)), y)
+    loss = mvue.bce(10.0, penalty="unbiased")
+    with pytest.raises(ValueError, match="above 1, got 10"):
+        mvue.fit_data(data, loss=loss, key=key, max_repeats=2, validation=0.0)
+
+
+def test_a_penalty_that_ends_at_zero_is_one(key):
+    x, y, _ = rows_of(np.random.default_rng(0))
+    loss = mvue.bce(lambda progress: 10 * (1 - progress), weight=None)
+    fit = mvue.fit_data(Repeats.from_rows(x, y), loss=loss, key=key, hidden=(3,), steps=5)
+    assert "units of up to" in fit.settings["batch"]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_numbers_that_single_precision_cannot_hold_are_refused(scale):
+    with pytest.raises(ValueError, match="y must be fit for single precision"):
+        Repeats.from_rows(np.ones((4, 1)), scale * np.array([1.0, 2.0, 1.0, 2.0]))
+    with pytest.raises(ValueError, match="x must be fit for single precision"):
+        Repeats.from_rows(1e8 + np.arange(4.0)[:, None], np.array([1.0, 2.0, 1.0, 2.0]))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
@@ -137,3 +138,26 @@ def test_rows_without_repeats_are_warned_about():
     rng = np.random.default_rng(0)
     with pytest.warns(mvue.NoRepeatsWarning):
         BCERegressor(**SMALL).fit(rng.normal(size=(60, 2)), rng.normal(size=60))
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(1e8, 1.0), (0.0, 1e-20), (0.0, 1e20)])
+def test_any_units_will_do(shift, scale):
+    X, y = sample(np.random.default_rng(0))
+    plain = BCERegressor(2.0, **SMALL).fit(X, y).score(X, y)
+    model = BCERegressor(2.0, **SMALL).fit(X, shift + scale * y)
+    assert abs(model.score(X, shift + scale * y) - plain) < 1e-3
+    wide = BCERegressor(2.0, **SMALL).fit(np.float64(1e39) * X, y)
+    assert abs(wide.score(1e39 * X, y) - plain) < 1e-3
+
+
+def test_divergence_is_warned_about():
+    X, y = sample(np.random.default_rng(0))
+    with pytest.warns(ConvergenceWarning, match="diverged at step"):
+        BCERegressor(**SMALL | {"learning_rate": 1e30}).fit(X, y)
+
+
+def test_warm_start_with_other_columns_is_refused():
+    X, y = sample(np.random.default_rng(0))
+    model = BCERegressor(**SMALL | {"warm_start": True, "hidden": 4}).fit(X, y)
+    with pytest.raises(ValueError, match=r"warm_start=True goes on with a network for 2 columns"):
+        model.fit(X[:, :1], y)

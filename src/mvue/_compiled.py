@@ -20,14 +20,24 @@ _programs: OrderedDict[Any, Any] = OrderedDict()
 
 def compiled(function: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     """The compiled function, for arguments of these shapes, and what it was traced to."""
-    traced = jax.jit(function).trace(*args)
+    # Arguments that are not used would leave the program: two could look the same without them.
+    traced = jax.jit(function, keep_unused=True).trace(*args)
     lowered = traced.lower()
-    # Both: large constants may be in either. Callbacks are told apart by their addresses.
-    text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-    name = (text, arrays_digest(list(constants_of(traced.jaxpr))), jax.tree.structure(args))
+    text = lowered.as_text()
+    if "callback" in text:  # functions of the host are only numbered in it
+        return lowered.compile(), traced
+    leaves, structure = jax.tree.flatten(args)
+    places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
+    name = (
+        hashlib.sha256(text.encode()).hexdigest(),
+        arrays_digest(list(constants_of(traced.jaxpr))),  # large ones are not in the text
+        str(jax.config.jax_default_device),  # type: ignore[attr-defined]
+        places,
+        structure,
+    )
     try:
         found = _programs.pop(name, None)
-    except TypeError:  # something in the arguments cannot be compared
+    except (TypeError, ValueError):  # something in the arguments cannot be compared
         return lowered.compile(), traced
     _programs[name] = found = found or lowered.compile()
     while len(_programs) > KEPT:

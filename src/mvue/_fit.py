@@ -57,7 +57,8 @@ class Fit:
     """Which weights the estimator has, in words."""
     held_out: dict[str, float]
     """Loss, MSE and squared bias of the estimator, with standard errors, on unknowns that neither
-    training nor the choice of weights has seen; averages over the prior that was trained on."""
+    training nor the choice of weights has seen; averages over the prior that was trained on. On
+    fixed data, on the part that was held out, where the weights may have been chosen."""
     history: History
     """One row for each validation."""
     seconds: float

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ._checkpoint import arrays_digest
 from ._fit import Fit
 from ._fixed_data import DataLoss, FixedData
 from ._frozen import trainable
@@ -19,7 +20,7 @@ from ._loop import Keys, Schedule, describe_network, refuse_tracing, train
 from ._losses import Penalty, effective_bias_weight
 from ._networks import Standardized, perceptron, scale_back, scaling
 from ._objectives import Loss, Terms, bce
-from ._pools import Split, padded_pool, prepare, rounded_up
+from ._pools import Prepared, Split, padded_pool, prepare, rounded_up
 from ._problem import check_count, check_output, key_for
 from ._program import Keep, Program
 from ._repeats import Repeats, penalised_units
@@ -28,7 +29,6 @@ from ._statistics import flatten
 from ._types import Estimator, Key, NoRepeatsWarning
 
 DATA_BIAS_WEIGHT = 10.0
-SAFE_ROWS = 20  # for each weight of a network: so many cannot be fitted one by one
 
 
 def fit_data(
@@ -108,8 +108,10 @@ def fit_data(
     if network is None:
         network = default_data_network(training, hidden, activation, key=network_key)
     check_data_network(network, training)
-    penalty = _checked_penalty(terms, training, prepared.rows, network)
-    lam = float(terms.bias_weight(1.0))
+    lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
+    if lam > 0:
+        check_count("max_repeats", max_repeats, least=2)
+    penalty = _checked_penalty(terms, lam, prepared, max_repeats, network)
     sizes = training.sizes
     # In round numbers, so that the parts of a cross-validation are trained by one program.
     repeats = int(min(max_repeats, rounded_up(int(sizes.max()), 8)))
@@ -129,15 +131,19 @@ def fit_data(
         "split": split,
         "batch": batch,
         "held_out": "no data were held out: this is the training data"
-        if held_out is training
-        else f"{len(held_out.x):,} rows of {len(held_out.y):,} units",
+        if not validation
+        else f"{len(held_out.x):,} rows of {len(held_out.y):,} units"
+        + (", on which the weights were chosen" if keep == "best" else ""),
     }
     return train(
         program,
         Keys(key, train_key, validation_key, train_key),
         schedule,
         settings=settings,
-        identity={},
+        identity={
+            "rows": prepared.rows,
+            "data": arrays_digest([training.x, training.y, training.starts]),
+        },
         started=started,
         feed=lambda step: prepared.feed(step, steps),
         held_out=padded_pool(held_out),
@@ -182,32 +188,45 @@ def _terms_of(loss: Any) -> Terms:
     return terms if terms.decided else terms._replace(bias_weight=lambda _: DATA_BIAS_WEIGHT)
 
 
-def _checked_penalty(terms: Terms, data: Repeats, rows: int, network: Any) -> Penalty:
+def _checked_penalty(
+    terms: Terms, lam: float, prepared: Prepared, max_repeats: int, network: Any
+) -> Penalty:
     """The penalty to use, if it is safe."""
-    lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
     if lam == 0:
         return "plug-in"
-    sizes = data.sizes
+    sizes = prepared.training.sizes
     if sizes.max() == 1:
         warnings.warn(
-            "no unit was measured twice: noise and bias cannot be told apart, and the penalty is "
-            "the mean squared error once more. Give unit_ids, or y that repeats exactly",
+            "no unit of the training data was measured twice: noise and bias cannot be told apart, "
+            "and the penalty is the mean squared error once more. Give unit_ids, or y that repeats "
+            "exactly",
             NoRepeatsWarning,
             stacklevel=4,
         )
         if terms.penalty == "unbiased":
             raise ValueError("penalty='unbiased' needs units that were measured at least twice")
+    elif prepared.held_out.sizes.max() == 1:
+        warnings.warn(
+            "no unit of the held-out data was measured twice: the weights are chosen by their mean "
+            "squared error alone. Hold out more, or whole units",
+            NoRepeatsWarning,
+            stacklevel=4,
+        )
     if terms.penalty != "unbiased":
         return "plug-in"
     repeated = sizes[penalised_units(sizes)]
-    limit = (len(repeated) * repeated * (repeated - 1)).min() / sizes.sum()
+    seen = np.minimum(repeated, max_repeats)
+    limit = (len(repeated) * repeated * (seen - 1)).min() / sizes.sum()
     weights = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(network, trainable(network))))
-    if lam > limit and rows < SAFE_ROWS * weights:
+    units = prepared.rows * len(sizes) / sizes.sum()
+    # Beyond the limit, noise in the means of units must not look like a negative squared bias.
+    needed = 4 * lam**2 * weights
+    if lam > limit and units < needed:
         raise ValueError(
             f"penalty='unbiased' has no lower bound on these data for bias_weight above "
-            f"{limit:.3g}, got {lam:g}: {weights:,} weights can make it as small as they like on "
-            f"{rows:,} rows. Use penalty='plug-in', a smaller bias_weight, or more data "
-            f"({SAFE_ROWS} rows per weight are safe)"
+            f"{limit:.3g}, got {lam:g}: a network of {weights:,} weights can make it as small as "
+            f"it likes. Use penalty='plug-in', a smaller bias_weight, or more units (here "
+            f"{needed:,.0f} would be safe)"
         )
     return "unbiased"
 

@@ -1,5 +1,6 @@
 """What of a data set is trained on, what is held out, and what is on the device when."""
 
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ def prepare(
     rng: np.random.Generator,
 ) -> Prepared:
     """Hold out a part of the data, and see whether the rest fits on the device."""
-    if not (isinstance(validation, (int, float)) and 0 <= validation < 1):
+    if not (isinstance(validation, Real) and 0 <= validation < 1):
         raise ValueError(f"validation must be a share from 0 to below 1, got {validation!r}")
     if split not in ("units", "rows"):
         raise ValueError(f"split must be 'units' or 'rows', got {split!r}")
@@ -60,23 +61,28 @@ def split_data(
     if not validation:
         return data, data
     if split == "units":
-        count, units = round(validation * len(data.y)), len(data.y)
-        if not 0 < count < units:
+        units = len(data.y)
+        count = max(1, round(validation * units))
+        if count >= units:
             raise ValueError(
-                f"validation={validation:g} holds out {count} of {units} units; at least one must "
-                "be held out and one left: give another share, or 0 to hold out none"
+                f"a validation share of {validation:g} leaves none of {units} units to train on: "
+                "hold out less, or nothing"
             )
         order = rng.permutation(units)
         return data.take_units(np.sort(order[count:])), data.take_units(np.sort(order[:count]))
-    place = np.arange(len(data.x)) - np.repeat(data.starts[:-1], data.sizes)
-    # A random rounding, so that the share is right for small units too; one row always stays.
-    wanted = np.floor(validation * data.sizes + rng.random(len(data.y)))
-    out = place < np.repeat(np.minimum(wanted, data.sizes - 1), data.sizes)
+    sizes = data.sizes
+    # Two rows at least of a unit show its bias, and two at least must stay. Where units are too
+    # small for that, single rows are held out.
+    each = np.where(sizes >= 4, np.maximum(2, np.round(validation * sizes)), 1) * (sizes > 1)
+    order = np.lexsort((rng.random(len(sizes)), sizes < 4))
+    wanted = validation * len(data.x)
+    chosen = order[np.cumsum(each[order]) - each[order] < wanted]
+    held = np.zeros(len(sizes))
+    held[chosen] = each[chosen]
+    place = np.arange(len(data.x)) - np.repeat(data.starts[:-1], sizes)
+    out = place < np.repeat(held, sizes)
     if not out.any():
-        raise ValueError(
-            f"validation={validation:g} holds out no rows, since one row of every unit stays: give "
-            "a larger share, or 0 to hold out none"
-        )
+        raise ValueError("no rows can be held out: every unit has only one, and it has to stay")
     return data.take_rows(np.flatnonzero(~out)), data.take_rows(np.flatnonzero(out))
 
 
@@ -111,10 +117,8 @@ class ShardPools:
         for place in places:
             epoch, i = divmod(int(place), len(self.shards))
             chosen.append(np.random.default_rng([self.seed, epoch]).permutation(self.shards)[i])
-        parts = [repeats_of(self.data.shard(int(i))) for i in chosen]
-        starts = np.concatenate([[0], np.cumsum(np.concatenate([part.sizes for part in parts]))])
-        x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
-        return Repeats(x, y, starts).shuffled(np.random.default_rng([self.seed, number]))
+        whole = _joined([repeats_of(self.data.shard(int(i))) for i in chosen])
+        return whole.shuffled(np.random.default_rng([self.seed, number]))
 
 
 def _prepare_shards(
@@ -129,7 +133,10 @@ def _prepare_shards(
         raise ValueError("split='rows' needs data that fit into memory, got more: use 'units'")
     out = max(1, round(validation * count)) if validation else 0
     if out >= count:
-        raise ValueError(f"validation={validation:g} holds out all {count} shards of the data")
+        raise ValueError(
+            f"a validation share of {validation:g} leaves none of {count} shards of the data to "
+            "train on: hold out less, or nothing"
+        )
     order = rng.permutation(count)
     held, shards = order[:out], order[out:]
     per_pool = int(np.clip(POOL_BYTES * count // _bytes_of(data), 1, len(shards)))
@@ -138,9 +145,16 @@ def _prepare_shards(
     pools = ShardPools(data, shards, per_pool, steps, int(rng.integers(2**31)))
     training = held_out = pools.repeats(0)
     if out:
-        held_out = repeats_of(data.shard(int(held[0])))
+        enough = 1 + HELD_OUT_ROWS * count // (data.n_units * data.repeats)
+        held_out = _joined([repeats_of(data.shard(int(i))) for i in held[:enough]])
     rows = round(len(training.x) / per_pool * len(shards))
     return Prepared(training, _at_most(held_out, HELD_OUT_ROWS, rng), rows, pools)
+
+
+def _joined(parts: list[Repeats]) -> Repeats:
+    starts = np.concatenate([[0], np.cumsum(np.concatenate([part.sizes for part in parts]))])
+    x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+    return Repeats(x, y, starts)
 
 
 def repeats_of(shard: Shard) -> Repeats:

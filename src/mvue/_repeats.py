@@ -53,7 +53,7 @@ class Repeats:
             )
         rows = group_rows(y.astype(np.float64), unit_ids)
         x = x if rows.order is None else x[rows.order]
-        return cls(x.astype(np.float32), rows.y.astype(np.float32), rows.starts)
+        return cls(_single("x", x), _single("y", rows.y), rows.starts)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -86,6 +86,22 @@ class Repeats:
             f"Repeats({len(self.x):,} measurements of {shape}, {len(self.y):,} units of "
             f"{sizes.min()} to {sizes.max()} rows, y of {self.y.shape[1]} components)"
         )
+
+
+def _single(name: str, values: np.ndarray) -> np.ndarray:
+    """In single precision, if that tells the values apart and their squares are finite."""
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    exact = values.astype(np.float64)
+    lost = np.abs(single - exact).max(axis=0) > 1e-2 * exact.std(axis=0)
+    size = np.abs(exact).max()
+    if (lost & (exact.std(axis=0) > 0)).any() or not (size == 0 or 1e-15 < size < 1e15):
+        raise ValueError(
+            f"{name} must be fit for single precision, got values up to {size:.3g} that vary by "
+            f"{exact.std(axis=0).min():.2g} to {exact.std(axis=0).max():.2g}: subtract an offset "
+            "and give it in other units"
+        )
+    return single
 
 
 class Pool(NamedTuple):

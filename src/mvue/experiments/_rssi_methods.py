@@ -65,6 +65,7 @@ class Table(NamedTuple):
     y: np.ndarray
     source: str
     """Where they come from, in words."""
+    measured: bool
 
 
 class Measures(NamedTuple):
@@ -92,7 +93,7 @@ def load_table(seed: int) -> Table:
         data = rssi()
     except (DatasetError, ImportError) as error:
         return simulated_table(seed, str(error))
-    return Table(data.x, data.y, repr(data))
+    return Table(data.x, data.y, repr(data), measured=True)
 
 
 def simulated_table(seed: int, reason: str) -> Table:
@@ -104,7 +105,8 @@ def simulated_table(seed: int, reason: str) -> Table:
     y = np.repeat(places, sizes, axis=0)
     keys = jr.split(jr.key(seed), len(y))
     x = np.asarray(jax.vmap(room.problem.simulate)(keys, jnp.asarray(y)))[:, 0]
-    return Table(x, y, f"simulated, because the measurements could not be had: {reason}")
+    source = f"simulated, because the measurements could not be had: {reason}"
+    return Table(x, y, source, measured=False)
 
 
 def random_splits(table: Table, s: Settings, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,8 +1,9 @@
 """A neural network on data with repeats, scikit-learn style."""
 
+import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -11,12 +12,15 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, _fit_context
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._fit import Outcome
 from .._fit_data import fit_data
-from .._objectives import bce, emmse
+from .._frozen import Frozen
+from .._objectives import Loss, bce, emmse
 from .._repeats import Repeats
 from .._types import Estimator
 
@@ -38,6 +42,49 @@ def _tanh(x: Array) -> Array:
 
 # Plain functions, which can be pickled.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": _relu, "gelu": _gelu, "tanh": _tanh}
+
+
+class Rescaled(Frozen):
+    """A network in standard units, as a function in those of the data."""
+
+    network: Estimator
+    x_units: "Units"
+    y_units: "Units"
+
+    def __call__(self, x: Array) -> Array:
+        """The estimate from one row."""
+        z = jnp.reshape(self.network(self.x_units.standard(x)), (-1,))
+        return self.y_units.natural(z)
+
+
+class Units(NamedTuple):
+    """Shift and scale of columns."""
+
+    shift: Any
+    scale: Any
+
+    @classmethod
+    def of(cls, values: np.ndarray, *, common: bool = False) -> "Units":
+        """Those in which columns have mean 0 and standard deviation 1, each or on average."""
+        shift, scale = values.mean(axis=0), values.std(axis=0)
+        scale = np.where(scale <= 1e-12 * np.abs(shift), 0.0, scale)
+        if common:
+            largest = scale.max() or 1.0
+            scale = np.full_like(scale, largest * np.sqrt(np.mean((scale / largest) ** 2)))
+        return cls(shift, np.where(scale == 0, 1.0, scale))
+
+    def standard(self, values: Any) -> Any:
+        """To standard units."""
+        return (values - self.shift) / self.scale
+
+    def natural(self, values: Any) -> Any:
+        """From standard units."""
+        return values * self.scale + self.shift
+
+    def single(self) -> "Units":
+        """In single precision, for JAX."""
+        with np.errstate(over="ignore"):
+            return Units(*(jnp.asarray(np.asarray(part).astype(np.float32)) for part in self))
 
 
 class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -72,7 +119,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     Attributes:
         estimator_: the network, a function of one row for JAX.
-        fit_: the `Fit`, with all that is known about the training.
+        fit_: the `Fit`, with all that is known about the training, in standard units of X and y.
         n_iter_: how many updates were made.
         loss_curve_: the training loss at each of the validations.
         validation_curve_: the held-out loss at the same times.
@@ -83,7 +130,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "bias_weight": [Interval(Real, 0, None, closed="left")],
-        "hidden": ["array-like"],
+        "hidden": ["array-like", Interval(Integral, 1, None, closed="left")],
         "activation": [StrOptions(set(ACTIVATIONS))],
         "penalty": [StrOptions({"plug-in", "unbiased"})],
         "target_weight": [None, "array-like"],
@@ -151,30 +198,36 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             unit_ids: the unit of each row, shape (n,), integers or strings; by default rows with
                 exactly equal y are one unit.
         """
+        before = getattr(self, "_units", None) if self.warm_start else None
         X, y = validate_data(
             self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True
         )
         if unit_ids is not None:
             check_consistent_length(X, unit_ids)
         self._y_is_vector = y.ndim == 1
-        data = Repeats.from_rows(X, y, unit_ids=unit_ids)
-        weight = self._weight(data.y.shape[1])
-        loss = (
-            bce(self.bias_weight, penalty=self.penalty, weight=weight)  # pyright: ignore
-            if self.bias_weight > 0
-            else emmse(weight=weight)
-        )
+        X, y = X.astype(np.float64), np.asarray(y, np.float64).reshape(len(y), -1)
+        network: Estimator | None = None
+        if before is not None:
+            shapes = [np.shape(units.shift) for units in before]
+            if shapes != [X.shape[1:], y.shape[1:]]:
+                raise ValueError(
+                    f"warm_start=True goes on with a network for {shapes[0][0]} columns of X and "
+                    f"{shapes[1][0]} of y, got {X.shape[1]} and {y.shape[1]}: use a new estimator"
+                )
+            network = self.fit_.estimator
+        # One scale for all of y: the loss stays that of y in its own units.
+        self._units = before or (Units.of(X), Units.of(y, common=True))
+        x_units, y_units = self._units
+        data = Repeats.from_rows(x_units.standard(X), y_units.standard(y), unit_ids=unit_ids)
+        weight = self._target_weight(y.shape[1])
         stops = self.early_stopping
         if stops == "auto":
             stops = len(data.y) >= AUTO_UNITS
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        network: Estimator | None = None
-        if self.warm_start and hasattr(self, "estimator_"):
-            network = self.estimator_
         self.fit_ = fit_data(
             data,
             network,
-            loss,
+            _loss(float(self.bias_weight), self.penalty, weight),
             key=jr.key(seed),
             hidden=tuple(np.atleast_1d(np.asarray(self.hidden, int)).tolist()),
             activation=ACTIVATIONS[self.activation],
@@ -188,11 +241,22 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             patience=int(self.n_iter_no_change) if stops else None,
             progress=self.verbose,
         )
-        self.estimator_ = self.fit_.estimator
+        history, unit = self.fit_.history, float(y_units.scale[0]) ** 2
+        self.estimator_ = Rescaled(self.fit_.estimator, x_units.single(), y_units.single())
         self.n_iter_ = self.fit_.step
-        self.loss_curve_ = list(self.fit_.history.get("loss", []))
-        self.validation_curve_ = list(self.fit_.history.get("held_out_loss", [])) if stops else None
+        self.loss_curve_ = [unit * value for value in history.get("loss", [])]
+        held_out = [unit * value for value in history.get("held_out_loss", [])]
+        self.validation_curve_ = held_out if stops else None
         self.n_units_ = len(data.y)
+        if self.fit_.outcome is Outcome.DIVERGED:
+            warnings.warn(
+                f"training diverged at step {self.n_iter_ + 1}: the best weights before are kept. "
+                "Try a smaller learning_rate",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        if self.fit_.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # so that a search ends, too; the estimator is usable
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -203,26 +267,34 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        X = X.astype(np.float32)
+        x_units, y_units = self._units
+        rows = x_units.standard(X.astype(np.float64)).astype(np.float32)
         parts = []
-        for start in range(0, len(X), PREDICTED_AT_ONCE):
-            part = X[start : start + PREDICTED_AT_ONCE]
+        for start in range(0, len(rows), PREDICTED_AT_ONCE):
+            part = rows[start : start + PREDICTED_AT_ONCE]
             # Always of one size: one program, and no rounding that depends on the other rows.
             padded = np.pad(part, [(0, PREDICTED_AT_ONCE - len(part)), (0, 0)])
-            parts.append(np.asarray(_estimates(self.estimator_, padded))[: len(part)])
-        estimates = np.concatenate(parts).astype(np.float64)
+            parts.append(np.asarray(_estimates(self.fit_.estimator, padded))[: len(part)])
+        estimates = y_units.natural(np.concatenate(parts).astype(np.float64))
         return estimates[:, 0] if self._y_is_vector else estimates
 
-    def _weight(self, d: int) -> Callable[[Any], Any] | None:
+    def _target_weight(self, d: int) -> np.ndarray | None:
         if self.target_weight is None:
             return None
-        weight = np.asarray(self.target_weight, np.float32)
+        weight = np.asarray(self.target_weight, np.float64)
         if weight.shape != (d,) or not (weight > 0).all():
             raise ValueError(
                 f"target_weight must have one positive entry for each of the {d} components of y, "
                 f"got {self.target_weight!r}"
             )
-        return lambda _: jnp.asarray(weight)
+        return weight
+
+
+def _loss(bias_weight: float, penalty: Any, weight: np.ndarray | None) -> Loss:
+    of_y = None if weight is None else lambda _: jnp.asarray(weight, jnp.float32)
+    if bias_weight == 0:
+        return emmse(weight=of_y)
+    return bce(bias_weight, penalty=penalty, weight=of_y)
 
 
 @eqx.filter_jit
