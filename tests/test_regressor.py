@@ -53,16 +53,16 @@ def test_a_linear_network_without_penalty_is_least_squares(seed):
     assert error < 1.005 * np.mean((best.predict(X) - y) ** 2)
 
 
-def test_units_of_y_do_not_matter(seed):
-    X, y = sample(np.random.default_rng(seed))
+def test_units_of_y_do_not_matter():
+    X, y = sample(np.random.default_rng(0))
     y2 = np.column_stack([y, -y])
     one = BCERegressor(2.0, **SMALL).fit(X, y2).predict(X)
     other = BCERegressor(2.0, **SMALL).fit(1e3 * X + 7, 1e-4 * y2 + 5).predict(1e3 * X + 7)
     np.testing.assert_allclose((other - 5) / 1e-4, one, atol=0.02)
 
 
-def test_in_a_pipeline_and_a_search(seed):
-    X, y = sample(np.random.default_rng(seed), units=60)
+def test_in_a_pipeline_and_a_search():
+    X, y = sample(np.random.default_rng(0), units=60)
     model = make_pipeline(StandardScaler(), BCERegressor(**SMALL))
     scores = cross_validate(
         model,
@@ -82,8 +82,7 @@ def test_in_a_pipeline_and_a_search(seed):
     assert search.best_params_["bias_weight"] in (0.0, 3.0)
 
 
-def test_unit_ids_say_what_y_cannot(key):
-    del key
+def test_unit_ids_say_what_y_cannot():
     rng = np.random.default_rng(0)
     X, y = sample(rng, units=30)
     by_y = BCERegressor(3.0, **SMALL).fit(X, y)
@@ -95,8 +94,8 @@ def test_unit_ids_say_what_y_cannot(key):
         BCERegressor(**SMALL).fit(X, y, unit_ids=np.zeros(len(y), int))
 
 
-def test_attributes_warm_start_and_pickle(seed):
-    X, y = sample(np.random.default_rng(seed))
+def test_attributes_warm_start_and_pickle():
+    X, y = sample(np.random.default_rng(0))
     model = BCERegressor(**SMALL | {"warm_start": True, "early_stopping": True}).fit(X, y)
     assert model.n_iter_ <= 60
     assert len(model.loss_curve_) == len(model.validation_curve_)
@@ -110,15 +109,15 @@ def test_attributes_warm_start_and_pickle(seed):
     assert not hasattr(clone(model), "estimator_")
 
 
-def test_predictions_do_not_depend_on_their_company(seed):
-    X, y = sample(np.random.default_rng(seed))
+def test_predictions_do_not_depend_on_their_company():
+    X, y = sample(np.random.default_rng(0))
     model = BCERegressor(**SMALL).fit(X, y)
     whole = model.predict(X)
     np.testing.assert_allclose(model.predict(X[:37]), whole[:37], rtol=1e-5, atol=1e-6)
 
 
-def test_target_weights(seed):
-    rng = np.random.default_rng(seed)
+def test_target_weights():
+    rng = np.random.default_rng(0)
     X, y = sample(rng)
     y2 = np.column_stack([y, np.repeat(rng.normal(size=80), 6)])
     model = BCERegressor(1.0, target_weight=[1.0, 1e-6], **SMALL).fit(X, y2)
@@ -140,12 +139,12 @@ def test_rows_without_repeats_are_warned_about():
         BCERegressor(**SMALL).fit(rng.normal(size=(60, 2)), rng.normal(size=60))
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(1e8, 1.0), (0.0, 1e-20), (0.0, 1e20)])
-def test_any_units_will_do(shift, scale):
+def test_any_units_will_do():
     X, y = sample(np.random.default_rng(0))
     plain = BCERegressor(2.0, **SMALL).fit(X, y).score(X, y)
-    model = BCERegressor(2.0, **SMALL).fit(X, shift + scale * y)
-    assert abs(model.score(X, shift + scale * y) - plain) < 1e-3
+    for shift, scale in ((1e8, 1.0), (0.0, 1e-20), (0.0, 1e20)):
+        model = BCERegressor(2.0, **SMALL).fit(X, shift + scale * y)
+        assert abs(model.score(X, shift + scale * y) - plain) < 1e-3
     wide = BCERegressor(2.0, **SMALL).fit(np.float64(1e39) * X, y)
     assert abs(wide.score(1e39 * X, y) - plain) < 1e-3
 

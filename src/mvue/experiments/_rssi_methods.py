@@ -43,6 +43,7 @@ class Settings:
     """λ of the linear estimators."""
     steps: tuple[int, ...] = (750, 1_500)
     """Of the networks, to choose from."""
+    time_splits: int = 3
     tuning_splits: int = 2
     """Splits on whose training rows the steps and λ are chosen."""
     features: int = 500
@@ -117,9 +118,9 @@ def random_splits(table: Table, s: Settings, seed: int) -> Iterator[tuple[np.nda
         yield order[held:], order[:held]
 
 
-def time_splits(table: Table) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def time_splits(table: Table, s: Settings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A stretch of each location is held out at a time: near-copies stay on one side."""
-    yield from WithinUnitsBlockSplit(n_splits=3).split(table.x, table.y)
+    yield from WithinUnitsBlockSplit(n_splits=s.time_splits).split(table.x, table.y)
 
 
 def measure(y: np.ndarray, estimates: np.ndarray, many: int = MANY) -> Measures:
