@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,13 +14,13 @@ import numpy as np
 from ._checkpoint import arrays_digest
 from ._fit import Fit
 from ._fixed_data import DataLoss, FixedData
-from ._frozen import trainable
+from ._frozen import count_weights
 from ._loop import Keys, Schedule, describe_network, refuse_tracing, train
 from ._losses import Penalty, effective_bias_weight
 from ._networks import Standardized, perceptron, scale_back, scaling
 from ._objectives import Loss, Terms, bce
 from ._pools import Prepared, Split, padded_pool, prepare, rounded_up
-from ._problem import check_count, check_output, key_for
+from ._problem import check_count, check_estimator, key_for
 from ._program import Keep, Program
 from ._repeats import Repeats, penalised_units
 from ._simulated import SimulatedData
@@ -107,7 +106,8 @@ def fit_data(
     terms = _terms_of(loss)
     if network is None:
         network = default_data_network(training, hidden, activation, key=network_key)
-    check_data_network(network, training)
+    x = jax.ShapeDtypeStruct(training.x.shape[1:], training.x.dtype)
+    check_estimator("network", network, x, training.y.shape[1])
     lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
     if lam > 0:
         check_count("max_repeats", max_repeats, least=2)
@@ -162,20 +162,6 @@ def default_data_network(
     return Standardized(flatten, scaling(flat), network, scale_back(y))
 
 
-def check_data_network(network: Any, data: Repeats) -> None:
-    """Refuse a network that does not map one row to y."""
-    if not callable(network):
-        raise TypeError(f"network must be callable, got {type(network).__name__}")
-    x = jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype)
-    try:
-        output = eqx.filter_eval_shape(network, x)
-    except Exception as error:
-        raise ValueError(
-            f"network failed on one measurement of shape {x.shape}: {type(error).__name__}: {error}"
-        ) from error
-    check_output("network", output, data.y.shape[1])
-
-
 def _terms_of(loss: Any) -> Terms:
     loss = bce(weight=None) if loss is None else loss
     terms = getattr(loss, "terms", None)
@@ -217,7 +203,7 @@ def _checked_penalty(
     repeated = sizes[penalised_units(sizes)]
     seen = np.minimum(repeated, max_repeats)
     limit = (len(repeated) * repeated * (seen - 1)).min() / sizes.sum()
-    weights = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(network, trainable(network))))
+    weights = count_weights(network)
     units = prepared.rows * len(sizes) / sizes.sum()
     # Beyond the limit, noise in the means of units must not look like a negative squared bias.
     needed = 4 * lam**2 * weights

@@ -37,3 +37,8 @@ def trainable(estimator: PyTree) -> PyTree:
         return eqx.is_inexact_array(node)
 
     return jax.tree.map(mark, estimator, is_leaf=lambda node: isinstance(node, Frozen))
+
+
+def count_weights(estimator: PyTree) -> int:
+    """How many numbers of an estimator are trained."""
+    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(estimator, trainable(estimator))))

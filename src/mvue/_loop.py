@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,7 +23,7 @@ from jaxtyping import PyTree
 from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._compiled import compiled
 from ._fit import Fit, History, Outcome
-from ._frozen import trainable
+from ._frozen import count_weights
 from ._problem import check_count, nonfinite_error
 from ._program import Arrays, Program, State, Sums
 from ._progress import progress_bar
@@ -196,12 +195,13 @@ def refuse_tracing(key: Key) -> None:
 
 
 def describe_network(network: Any) -> str:
+    """The network in words."""
     inner = getattr(network, "network", network)
-    weights = jax.tree.leaves(eqx.filter(network, trainable(network)))
-    return f"{type(inner).__name__}, {sum(w.size for w in weights):,} weights"
+    return f"{type(inner).__name__}, {count_weights(network):,} weights"
 
 
 def describe_loss(loss: Any, replicates: int) -> str:
+    """The loss in words."""
     describe = getattr(loss, "describe", None)
     return describe(replicates) if describe else getattr(loss, "__name__", type(loss).__name__)
 

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -74,19 +75,7 @@ class Problem:
                 raise TypeError(f"{name} must be callable, got {type(value).__name__}")
         jax.tree.map(_check_prior, self.prior, is_leaf=_is_prior_leaf)
         x, y = self.shapes()
-        names = self.names
-        if names is None:
-            d = y.shape[0]
-            names = ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
-        elif isinstance(names, str):
-            raise TypeError(f"names must be a sequence of names, got the string {names!r}")
-        names = tuple(names)
-        if len(names) != y.shape[0]:
-            raise ValueError(
-                f"names must have one entry for each of the {y.shape[0]} components of y, got "
-                f"{len(names)}: {names}"
-            )
-        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "names", checked_names(self.names, y.shape[0]))
         if self.crb is not None:
             self._check_crb(y.shape[0])
         if self.exchangeable:
@@ -287,6 +276,34 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
+    """One name for each component of y; the default ones where none are given."""
+    if names is None:
+        return ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
+    if isinstance(names, str):
+        raise TypeError(f"names must be a sequence of names, got the string {names!r}")
+    if len(names) != d:
+        raise ValueError(
+            f"names must have one entry for each of the {d} components of y, got {len(names)}: "
+            f"{tuple(names)}"
+        )
+    return tuple(names)
+
+
+def check_estimator(name: str, estimator: Any, x: Any, d: int) -> None:
+    """Refuse what does not map one measurement, given by its shapes, to y."""
+    if not callable(estimator):
+        raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
+    try:
+        output = eqx.filter_eval_shape(estimator, x)
+    except Exception as error:
+        raise ValueError(
+            f"{name} failed on one measurement of {describe_shapes(x)}: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    check_output(name, output, d)
 
 
 def check_output(name: str, output: Any, d: int) -> None:

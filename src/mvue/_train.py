@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,7 +18,7 @@ from ._fit_data import fit_data
 from ._loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
 from ._networks import PILOT_UNITS, Given, WithBaseline, default_network
 from ._objectives import Loss, bce
-from ._problem import Draw, Problem, check_count, check_output, key_for, pilot_draw
+from ._problem import Draw, Problem, check_count, check_estimator, key_for, pilot_draw
 from ._program import Keep, Program
 from ._repeats import Repeats
 from ._simulated import SimulatedData
@@ -94,6 +93,8 @@ def fit(
     """
     refuse_tracing(key)
     if isinstance(problem, (Repeats, SimulatedData)):
+        if baseline is not None or training_prior is not None:
+            raise TypeError("baseline and training_prior need a Problem to simulate, got data")
         return fit_data(
             problem,
             network,
@@ -147,9 +148,10 @@ def fit(
     if network is None:
         assert seen is not None
         network = default_network(problem, seen, correction=baseline is not None, key=network_key)
-    _check_estimator("network", network, problem)
+    x, y = problem.shapes()
+    check_estimator("network", network, x, y.shape[0])
     if baseline is not None:
-        _check_estimator("baseline", baseline, problem)
+        check_estimator("baseline", baseline, x, y.shape[0])
         network = WithBaseline(Given(baseline), network)
     control, weights = None, getattr(loss, "penalty_weights", None)
     if weights and (anchors or baseline is not None):
@@ -204,19 +206,6 @@ def _check_loss(source: Simulations, loss: Callable[[Any, Draw, Any], Any]) -> N
         ) from error
     if getattr(value, "shape", None) != ():
         raise ValueError(f"loss must return a scalar, got {value}")
-
-
-def _check_estimator(name: str, estimator: Any, problem: Problem) -> None:
-    if not callable(estimator):
-        raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
-    x, y = problem.shapes()
-    try:
-        output = eqx.filter_eval_shape(estimator, x)
-    except Exception as error:
-        raise ValueError(
-            f"{name} failed on one measurement x: {type(error).__name__}: {error}"
-        ) from error
-    check_output(name, output, y.shape[0])
 
 
 def _check_baseline(program: Program, key: Key) -> None:

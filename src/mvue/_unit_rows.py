@@ -14,6 +14,15 @@ class UnitRows(NamedTuple):
     keys: np.ndarray  # (units,), fingerprints
     y: np.ndarray  # (units, d)
 
+    def unit_of_row(self) -> np.ndarray:
+        """The number of the unit of each row, in the order of the data, shape (n,)."""
+        units = np.repeat(np.arange(len(self.y)), np.diff(self.starts))
+        if self.order is None:
+            return units
+        numbers = np.empty_like(units)
+        numbers[self.order] = units
+        return numbers
+
     def take(self, units: np.ndarray) -> "UnitRows":
         """The rows of some of the units."""
         sizes = np.diff(self.starts)[units]

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from ._draws import stream
-from ._problem import Problem, prior_leaves
+from ._problem import Problem, checked_names, prior_leaves
 from ._theta_columns import Columns, describe_theta, flatten_theta, theta_of_unit
 from ._types import SimulatorError
 
@@ -51,7 +51,7 @@ class Unknowns:
         """The keys that lead to each column of theta."""
         self._d: int | None = None
         self._d = self._y_of(theta_of_unit(columns, 0)).size
-        self.names = _checked_names(names, self._d)
+        self.names = checked_names(names, self._d)
 
     def take(self, first: int, count: int) -> tuple[Columns, np.ndarray]:
         """Theta and y of consecutive units."""
@@ -173,16 +173,3 @@ def _check_finite(columns: Columns, first: int) -> None:
                 f"prior gave NaN or infinity for unit {first + bad}: "
                 f"{describe_theta(theta_of_unit(columns, bad))}"
             )
-
-
-def _checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
-    if names is None:
-        return ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
-    if isinstance(names, str):
-        raise TypeError(f"names must be a sequence of names, got the string {names!r}")
-    if len(names) != d:
-        raise ValueError(
-            f"names must have one entry for each of the {d} components of y, got {len(names)}: "
-            f"{tuple(names)}"
-        )
-    return tuple(str(name) for name in names)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.random as jr
-import numpy as np
 
 import mvue
 from mvue.report import Section, write_json, write_page
@@ -165,13 +164,18 @@ def settings_section(config: Mapping[str, Any]) -> Section:
 def estimate_microseconds(estimator: Any, x: Any) -> float:
     """Time of one estimate in a large batch, the best of a few rounds."""
     function = jax.jit(jax.vmap(estimator))
-    jax.block_until_ready(function(x))
-    best = np.inf
+    return best_microseconds(lambda: jax.block_until_ready(function(x)), len(jax.tree.leaves(x)[0]))
+
+
+def best_microseconds(batch: Callable[[], Any], count: int) -> float:
+    """Time of one of the `count` things that a call does, the best of a few after the first."""
+    batch()
+    seconds = []
     for _ in range(5):
         begun = time.perf_counter()
-        jax.block_until_ready(function(x))
-        best = min(best, time.perf_counter() - begun)
-    return float(best / len(jax.tree.leaves(x)[0]) * 1e6)
+        batch()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds) / count * 1e6
 
 
 def costs(name: str, estimator: Any, fits: Mapping[str, mvue.Fit], x: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Indoor localisation from beacon readings: real data with repeats, and a simulated room."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -15,13 +14,13 @@ import mvue
 from mvue.problems import rssi_room
 from mvue.report import Section
 
-from ._common import Experiment, Findings, Run, as_text, costs
+from ._common import Experiment, Findings, Run, as_text, best_microseconds, costs
 from ._rssi_figures import plot_locations, plot_room, plot_trade_off
 from ._rssi_methods import (
     Measures,
+    Method,
     Settings,
     Table,
-    Trained,
     choose,
     load_table,
     measure,
@@ -73,7 +72,9 @@ def body(run: Run) -> Findings:
     for name, trained in last["trained"].items():
         estimators[name] |= {
             "train_seconds": round(trained.seconds, 3),
-            "estimate_microseconds": predict_microseconds(trained, table.x),
+            "estimate_microseconds": best_microseconds(
+                lambda f=trained.predict: f(table.x), len(table.x)
+            ),
         }
     estimators["bce"] = estimators[bce] | {"bias_weight": chosen}
     figures = {
@@ -148,20 +149,21 @@ def compare(
     run: Run,
     table: Table,
     splits: list[tuple[np.ndarray, np.ndarray]],
-    methods: Mapping[str, Callable[..., Trained]],
+    methods: list[Method],
     kind: str,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Measures of all methods, (splits, 4), and the last split itself."""
-    found: dict[str, list[Measures]] = {name: [] for name in methods}
+    found: dict[str, list[Measures]] = {}
     last: dict[str, Any] = {}
     for number, (train, test) in enumerate(splits):
         run.say(f"{kind} split {number + 1} of {len(splits)} ...")
         last = {"rows": test, "estimates": {}, "trained": {}}
-        for name, method in methods.items():
-            trained = method(table.x[train], table.y[train], run.seed + number)
-            last["trained"][name] = trained
+        for method in methods:
+            last["trained"] |= method(table.x[train], table.y[train], run.seed + number)
+        for name, trained in last["trained"].items():
             last["estimates"][name] = trained.predict(table.x[test])
-            found[name].append(measure(table.y[test], last["estimates"][name]))
+            judged = measure(table.y[test], last["estimates"][name])
+            found.setdefault(name, []).append(judged)
     return {name: np.array(values) for name, values in found.items()}, last
 
 
@@ -268,16 +270,6 @@ def entry(random: np.ndarray, by_time: np.ndarray) -> dict[str, Any]:
         }
         for kind, values in (("random_split", random), ("time_split", by_time))
     }
-
-
-def predict_microseconds(trained: Trained, x: np.ndarray) -> float:
-    """Time of one estimate in a batch, the best of a few rounds."""
-    rounds = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        trained.predict(x)
-        rounds.append(time.perf_counter() - begun)
-    return 1e6 * min(rounds) / len(x)
 
 
 def table_rows(found: Mapping[str, np.ndarray]) -> list[list[str]]:

@@ -101,12 +101,8 @@ class Sample(NamedTuple):
 
     def split(self, splitter: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         """Train and test rows by a splitter, which sees all rows given and units as groups."""
-        rows = group_rows(self.y, self.unit_ids)
         groups = np.full(self.present.size, -1)
-        order = slice(None) if rows.order is None else rows.order
-        labels = np.empty(len(self.y), int)
-        labels[order] = np.repeat(np.arange(len(rows.y)), np.diff(rows.starts))
-        groups[self.present] = labels
+        groups[self.present] = group_rows(self.y, self.unit_ids).unit_of_row()
         place = np.cumsum(self.present) - 1
         return [
             (place[train[self.present[train]]], place[test[self.present[test]]])

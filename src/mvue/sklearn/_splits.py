@@ -25,7 +25,7 @@ def unit_ids_of(y: Any) -> np.ndarray:
     Args:
         y: shape (n,) or (n, d).
     """
-    return _unit_of_row(_rows_of_units(y, None))
+    return _rows_of_units(y, None).unit_of_row()
 
 
 class _WithinUnits(BaseCrossValidator):
@@ -157,15 +157,6 @@ def _rows_of_units(y: Any, groups: Any) -> UnitRows:
     if y is None:
         raise ValueError("y must be given where groups is not, got neither: units are equal rows")
     return group_rows(as_table(y, "y"))
-
-
-def _unit_of_row(rows: UnitRows) -> np.ndarray:
-    units = np.repeat(np.arange(len(rows.y)), np.diff(rows.starts))
-    if rows.order is None:
-        return units
-    ids = np.empty_like(units)
-    ids[rows.order] = units
-    return ids
 
 
 def _in_order_of_data(rows: UnitRows, mask: np.ndarray) -> np.ndarray:
