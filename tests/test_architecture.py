@@ -9,7 +9,16 @@ import mvue
 
 PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
-    {"_types", "_time_limit", "_version", "_threads", "_frozen", "_small_matrices", "_sorting"},
+    {
+        "_types",
+        "_time_limit",
+        "_devices",
+        "_version",
+        "_threads",
+        "_frozen",
+        "_small_matrices",
+        "_sorting",
+    },
     {"_losses", "_problem", "_theta_columns", "_moments", "_progress", "_checkpoint", "_unit_rows"},
     {
         "_statistics",

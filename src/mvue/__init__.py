@@ -14,6 +14,7 @@ from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
 from ._fit_data import fit_data as fit_data
 from ._frozen import Affine as Affine
+from ._frozen import Frozen as Frozen
 from ._gaussian_information import gaussian_fisher_information as gaussian_fisher_information
 from ._information import Information as Information
 from ._linear import LinearEstimator as LinearEstimator

@@ -6,6 +6,7 @@ of the same identity.
 """
 
 import hashlib
+import json
 import logging
 import re
 import warnings
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ._devices import agreed, from_first, is_first_process
 from ._types import CheckpointError
 
 KEEP = 3
@@ -43,8 +45,15 @@ class Checkpoints:
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"checkpoint must be a folder, got the file {self.directory}")
         self.identity = identity
+        self._manager: Any = None
+        if not is_first_process():
+            return  # one process writes for all
+        self.directory.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEEP, create=True, enable_async_checkpointing=False
+            max_to_keep=KEEP,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
         )
         self._manager = ocp.CheckpointManager(
             self.directory, options=options, item_names=("record", "state")
@@ -52,9 +61,9 @@ class Checkpoints:
 
     def save(self, step: int, state: PyTree, history: dict[str, Any]) -> None:
         """Write the state after `step` steps, unless it is there already."""
-        if step == self._manager.latest_step():
+        if self._manager is None or step == self._manager.latest_step():
             return
-        leaves = _numbered(state)
+        leaves = jax.tree.map(np.asarray, _numbered(state))
         record = {"identity": self.identity, "history": history, "digest": arrays_digest(leaves)}
         args = self._args.Composite(
             state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
@@ -70,6 +79,23 @@ class Checkpoints:
         Args:
             like: a state of the same structure.
         """
+        found, error = None, None
+        if self._manager is not None:
+            try:
+                found = self._newest(like)
+            except CheckpointError as problem:
+                error = problem
+        text = b"" if found is None else json.dumps(found[1]).encode()
+        failed, there, length = agreed(error is not None, found is not None, len(text))[0]
+        if failed:
+            raise error or CheckpointError("the first process cannot resume; it says why")
+        if not there:
+            return None
+        state, history = (like, bytes(int(length))) if found is None else (found[0], text)
+        state, history = from_first((state, np.frombuffer(history, np.uint8)))
+        return state, json.loads(history.tobytes())
+
+    def _newest(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         damaged: list[int] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
@@ -114,7 +140,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Finish writing."""
-        self._manager.close()
+        if self._manager is not None:
+            self._manager.close()
 
     def _restore(self, step: int, **items: Any) -> Any:
         with warnings.catch_warnings():

@@ -10,22 +10,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from ._checkpoint import arrays_digest, constants_of
+from ._devices import everywhere, replicated, same_everywhere
 
 KEPT = 16  # programs; each holds memory for as long as it may be asked for
 
 _programs: OrderedDict[Any, Any] = OrderedDict()
 
 
-def compiled(function: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
-    """The compiled function, for arguments of these shapes, and what it was traced to."""
+def compiled(function: Callable[..., Any], *args: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
+    """The compiled function, for arguments of these shapes, and what it was traced to.
+
+    On several devices, it takes and gives arrays that are the same on all of them.
+    """
+    args = replicated(args, mesh)
     # Arguments that are not used would leave the program: two could look the same without them.
-    traced = jax.jit(function, keep_unused=True).trace(*args)
+    traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
     lowered = traced.lower()
     text = lowered.as_text()
     if "callback" in text:  # functions of the host are only numbered in it
-        return lowered.compile(), traced
+        return everywhere(lowered.compile(), mesh), traced
     leaves, structure = jax.tree.flatten(args)
     places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
     name = (
@@ -38,8 +44,8 @@ def compiled(function: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     try:
         found = _programs.pop(name, None)
     except (TypeError, ValueError):  # something in the arguments cannot be compared
-        return lowered.compile(), traced
+        return everywhere(lowered.compile(), mesh), traced
     _programs[name] = found = found or lowered.compile()
     while len(_programs) > KEPT:
         _programs.popitem(last=False)
-    return found, traced
+    return everywhere(found, mesh), traced

@@ -12,6 +12,7 @@ import jax.random as jr
 import numpy as np
 
 from ._checkpoint import arrays_digest
+from ._devices import mesh_for
 from ._fit import Fit
 from ._fixed_data import DataLoss, FixedData
 from ._frozen import count_weights
@@ -114,8 +115,10 @@ def fit_data(
     penalty = _checked_penalty(terms, lam, prepared, max_repeats, network)
     sizes = training.sizes
     # In round numbers, so that the parts of a cross-validation are trained by one program.
-    repeats = int(min(max_repeats, rounded_up(int(sizes.max()), 8)))
-    source = FixedData(training.y.shape[1], batch_rows, batch_units if lam > 0 else 0, repeats)
+    repeats = int(min(max_repeats, rounded_up(int(sizes.max()), 16)))
+    units = batch_units if lam > 0 else 0
+    mesh = mesh_for(batch_rows + units * repeats)
+    source = FixedData(training.y.shape[1], batch_rows, units, repeats, mesh)
     program = Program(source, network, DataLoss(terms, penalty, source), steps, optimizer, keep)
     batch = f"{batch_rows} rows" + (
         f" and {batch_units} units of up to {repeats} rows" if source.units else ""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from ._losses import Penalty, masked_squared_bias, squared_bias_of_sums
@@ -23,11 +24,14 @@ class FixedData:
         rows: rows in a batch.
         units: units in a batch; 0 if there is no penalty.
         repeats: rows of a unit at most: of larger ones, a random part is taken.
+        mesh: the devices that estimate.
     """
 
-    def __init__(self, d: int, rows: int, units: int, repeats: int) -> None:
+    def __init__(
+        self, d: int, rows: int, units: int, repeats: int, mesh: Mesh | None = None
+    ) -> None:
         self.d, self.rows, self.units, self.repeats = d, rows, units, repeats
-        self.batch_size = rows
+        self.batch_size, self.mesh = rows, mesh
 
     def draw(self, key: Key, pool: Pool) -> tuple[Draw, Int[Array, ""]]:
         """A batch of rows, then of units, padded; theta says which rows are there."""

@@ -8,7 +8,10 @@ from jaxtyping import Array, PyTree
 
 
 class Frozen(eqx.Module):
-    """A module whose arrays are measured, not trained."""
+    """A part of a network whose arrays are measured or known, and never trained.
+
+    Derive modules from it, as from `equinox.Module`.
+    """
 
 
 class Affine(Frozen):

@@ -22,6 +22,7 @@ from jaxtyping import PyTree
 
 from ._checkpoint import Checkpoints, arrays_digest, program_digest
 from ._compiled import compiled
+from ._devices import agreed, everywhere, from_first, replicated, same_everywhere
 from ._fit import Fit, History, Outcome
 from ._frozen import count_weights
 from ._problem import check_count, nonfinite_error
@@ -98,13 +99,20 @@ def train(
         anchors: how many times the bias is measured.
         survey: for the record.
     """
-    steps, control = schedule.steps, program.control
-    pool, renewed = ((), steps) if feed is None else feed(0)
+    steps, control, mesh = schedule.steps, program.control, program.source.mesh
+    program.arrays = from_first(program.arrays)
     state, history = program.initial_state(), History()
-    constants = program.arrays.constants
-    run, traced = compiled(program.run, state, jnp.asarray(0), keys.train, constants, pool)
-    validate, _ = compiled(program.validate, program.arrays, keys.validation, held_out)
-    measure = jax.jit(program.measure)
+    constants, held_out = replicated((program.arrays.constants, held_out), mesh)
+
+    def pool_at(step: int) -> tuple[PyTree, int]:
+        pool, renewed = ((), steps) if feed is None else feed(step)
+        return replicated(pool, mesh), renewed
+
+    pool, renewed = pool_at(0)
+    first_run = (state, jnp.asarray(0), keys.train, constants, pool)
+    run, traced = compiled(program.run, *first_run, mesh=mesh)
+    validate, _ = compiled(program.validate, program.arrays, keys.validation, held_out, mesh=mesh)
+    measure = everywhere(same_everywhere(program.measure, mesh), mesh)
     if program.measures_loss:
         first = abs(float(validate(program.arrays, keys.validation, held_out)["loss"]))
         state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
@@ -112,6 +120,8 @@ def train(
 
     checkpoints = None
     if schedule.checkpoint is not None:
+        if mesh is not None:  # a run may be resumed on any number of devices
+            traced = jax.jit(program.on_one_device().run).trace(*first_run)
         identity = {
             **settings,
             **identity,
@@ -125,8 +135,7 @@ def train(
         restored = checkpoints.restore(state)
         if restored is not None:
             state, history = restored[0], History(restored[1])
-            if feed is not None:
-                pool, renewed = feed(int(state.step))
+            pool, renewed = pool_at(int(state.step))
 
     started -= history.last.get("seconds", 0.0)
     every = max(1, round(steps / RECORDS))
@@ -139,8 +148,8 @@ def train(
     ):
         while outcome is None:
             step = int(state.step)
-            if feed is not None and step >= renewed:
-                pool, renewed = feed(step)
+            if step >= renewed:
+                pool, renewed = pool_at(step)
             if control and step in anchored:
                 # Moments of one state and key, whatever came before: a resumed run has the same.
                 sums = measure(state.average, jr.fold_in(keys.anchor, step), constants, pool)
@@ -158,10 +167,13 @@ def train(
                 state = _record(candidate.params, judged, state, history, started)
             advance(reached, _message(history))
             outcome = _outcome(state, history, steps, schedule.patience)
-            if outcome is None and interrupted():
+            # Whoever is asked to stop, all stop together; the first one's clock is everyone's.
+            due = time.perf_counter() - saved > schedule.checkpoint_every
+            asked = agreed(interrupted(), due, piece)
+            due, piece = bool(asked[0, 1]), int(asked[0, 2])
+            if outcome is None and asked[:, 0].any():
                 outcome = Outcome.INTERRUPTED
             failing = nonfinite_error(int(state.nonfinite), reached * program.source.batch_size)
-            due = time.perf_counter() - saved > schedule.checkpoint_every
             if checkpoints is not None and (due or failing or outcome is not None):
                 checkpoints.save(reached, state, history)
                 saved = time.perf_counter()
@@ -171,7 +183,7 @@ def train(
         checkpoints.close()
 
     params, chosen = _choose(program, state, history, outcome)
-    arrays = Arrays(params, constants)
+    arrays = Arrays(params, program.arrays.constants)
     judged = validate(arrays, jr.fold_in(keys.validation, FRESH), held_out)
     return Fit(
         estimator=program.estimator(arrays),

@@ -81,6 +81,7 @@ def fit_moments(
     fit_intercept: bool = True,
     ridge: float = 0.0,
     resolution: float | None = None,
+    spectrum: NoiseSpectrum | None = None,
     stacklevel: int = 2,
 ) -> LinearFit:
     """The linear bias constrained estimator of a sample, with warnings where it is not as asked.
@@ -91,10 +92,12 @@ def fit_moments(
         fit_intercept: estimate an intercept; otherwise it is zero.
         ridge: as in `noise_spectrum`.
         resolution: as in `spectrum_of`.
+        spectrum: of these moments with these settings, if it is known: it serves every λ.
         stacklevel: of the warnings, 2 for the caller.
     """
     check_units(moments)
-    spectrum = spectrum_of(moments, centre=fit_intercept, ridge=ridge, resolution=resolution)
+    if spectrum is None:
+        spectrum = spectrum_of(moments, centre=fit_intercept, ridge=ridge, resolution=resolution)
     if bias_weight > 0:
         warn_no_repeats(moments, stacklevel)
     warn_unresolved(moments, spectrum.count_altered(bias_weight), bias_weight, stacklevel)

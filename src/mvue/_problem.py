@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from ._types import Key, Measurement, SimulatorError, Theta
 
@@ -143,15 +143,15 @@ class Problem:
         """
         check_count("n", n)
         check_count("m", m)
+        return jax.vmap(lambda i: self.draw_unit(key, i, m))(jnp.arange(n))
 
-        def unit(i: Array) -> tuple[Theta, Measurement]:
-            # Number 0 of the unknown's keys is for theta, the others for its measurements.
-            keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
-            theta = self.sample_prior(keys[0])
-            return theta, jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)
-
-        theta, x = jax.vmap(unit)(jnp.arange(n))
-        return Draw(theta, jax.vmap(self.y_of)(theta), x)
+    def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
+        """Unknown number i of `draw` alone, without the axis of unknowns."""
+        # Number 0 of the unknown's keys is for theta, the others for its measurements.
+        keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
+        theta = self.sample_prior(keys[0])
+        x = jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)
+        return Draw(theta, self.y_of(theta), x)
 
     def shapes(self) -> tuple[Any, Any]:
         """Shapes and dtypes of one measurement and of y, without simulating."""

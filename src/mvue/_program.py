@@ -4,6 +4,7 @@ Everything here is traced once per fit. No random number depends on anything but
 run and the number of the step.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -12,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._anchor import Anchor, BiasSums, Control
+from ._devices import mapped
 from ._frozen import trainable
 from ._losses import unit_squared_bias
 from ._networks import WithBaseline
@@ -72,6 +75,8 @@ class Source(Protocol):
 
     d: int
     batch_size: int
+    mesh: Mesh | None
+    """The devices that share the work of a batch."""
 
     def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
         """A batch, and how many of its unknowns failed."""
@@ -147,12 +152,39 @@ class Program:
         return eqx.combine(*arrays, self.static)
 
     def estimate(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"]:
-        return _estimate(self.estimator(arrays), x)
+        return self._map(self.estimator, arrays, x)
 
     def baseline(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"] | None:
         """Estimates that are known to be unbiased, if the network is built on such."""
-        estimator = self.estimator(arrays)
-        return _estimate(estimator.baseline, x) if isinstance(estimator, WithBaseline) else None
+        if not isinstance(self.estimator(arrays), WithBaseline):
+            return None
+
+        def baseline(arrays: Arrays) -> Estimator:
+            estimator = self.estimator(arrays)
+            assert isinstance(estimator, WithBaseline)
+            return estimator.baseline
+
+        return self._map(baseline, arrays, x)
+
+    def _map(
+        self, estimator: Callable[[Arrays], Any], arrays: Arrays, x: PyTree
+    ) -> Float[Array, "n m d"]:
+        """The estimator that some arrays make, applied to a batch."""
+
+        def estimate(arrays: Arrays, x: PyTree) -> Array:
+            one = estimator(arrays)
+            return jax.vmap(lambda measurement: jnp.reshape(one(measurement), (-1,)))(x)
+
+        n, m = jax.tree.leaves(x)[0].shape[:2]
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+        return mapped(estimate, self.source.mesh, arrays, flat).reshape(n, m, -1)
+
+    def on_one_device(self) -> "Program":
+        """The same, not divided."""
+        program = copy.copy(self)
+        program.source = copy.copy(self.source)
+        program.source.mesh = None
+        return program
 
     def noise(self, anchor: Anchor | None, draw: Draw, constants: PyTree) -> Array | None:
         """Noise of the estimates that is known; None if none is."""
@@ -262,13 +294,6 @@ def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
     warmup = max(1, steps // 100)
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
-
-
-def _estimate(estimator: Estimator, x: PyTree) -> Float[Array, "n m d"]:
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
-    estimates = jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(flat)
-    n, m = jax.tree.leaves(x)[0].shape[:2]
-    return estimates.reshape(n, m, -1)
 
 
 def _all_finite(tree: PyTree) -> Array:

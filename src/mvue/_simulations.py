@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from ._devices import divided
 from ._losses import unit_mse, unit_squared_bias
 from ._problem import Draw, Problem, finite_units
 from ._types import Key, Measurement
@@ -22,10 +24,14 @@ class Simulations:
         problem: what to simulate.
         batch_size: N.
         replicates: M.
+        mesh: the devices that simulate.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, replicates: int) -> None:
+    def __init__(
+        self, problem: Problem, batch_size: int, replicates: int, mesh: Mesh | None = None
+    ) -> None:
         self.problem, self.batch_size, self.replicates = problem, batch_size, replicates
+        self.mesh = mesh
         self.d = problem.shapes()[1].shape[0]
 
     def draw(self, key: Key, pool: Any) -> tuple[Draw, Int[Array, ""]]:
@@ -35,7 +41,12 @@ class Simulations:
 
     def draw_units(self, key: Key, units: int) -> tuple[Draw, Int[Array, ""]]:
         """A batch of another size."""
-        return _replace_nonfinite(self.problem.draw(key, units, self.replicates))
+        mesh = self.mesh if self.mesh is not None and units % self.mesh.size == 0 else None
+
+        def unit(i: Array, key: Key) -> Draw:
+            return self.problem.draw_unit(key, i, self.replicates)
+
+        return _replace_nonfinite(divided(unit, mesh, units, key))
 
     def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
         """Mean squared error and mean squared bias of a batch."""

@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 
 from ._anchor import Control
+from ._devices import mesh_for
 from ._fit import Fit
 from ._fit_data import fit_data
 from ._loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
@@ -156,7 +157,7 @@ def fit(
     control, weights = None, getattr(loss, "penalty_weights", None)
     if weights and (anchors or baseline is not None):
         control = Control(ThetaFeatures(problem, features_key), weights)
-    source = Simulations(problem, batch_size, replicates)
+    source = Simulations(problem, batch_size, replicates, mesh_for(batch_size))
     program = Program(source, network, loss, steps, optimizer, keep, control)
     _check_loss(source, loss)
     if baseline is not None:

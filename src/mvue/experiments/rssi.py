@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -29,6 +28,7 @@ from ._rssi_methods import (
     random_splits,
     time_splits,
 )
+from ._rssi_network import RoomNetwork
 
 DEVIATIONS = (
     "Readings of beacons that were not heard, −200 in the file, are set to −100 dBm, just below "
@@ -175,14 +175,9 @@ def simulated_room(run: Run) -> tuple[dict[str, Any], Section, list[list[str]]]:
     side = round(s.room_places**0.5)
     inner = [np.linspace(room.low[i] + 2, room.high[i] - 2, side) for i in range(2)]
     places = np.stack(np.meshgrid(*inner), axis=-1).reshape(-1, 2)
-    network = mvue.standardize(
-        eqx.nn.MLP(2 * len(room.beacons), 2, 64, 2, jax.nn.gelu, key=network_key),
-        room.problem,
-        features=room.sufficient,
-        key=network_key,
-    )
     # Data near the walls also come from beyond them: without the margin, they would bias.
     wider = dist.Uniform(*(jnp.asarray(e) for e in (room.low - 2, room.high + 2))).to_event(1)
+    network = RoomNetwork(room, margin=3.0, key=network_key)
     loss = mvue.bce(weight=lambda y: 1 / jnp.diagonal(room.crb(y)))
     fits = {
         "emmse": run.fit(
@@ -190,7 +185,7 @@ def simulated_room(run: Run) -> tuple[dict[str, Any], Section, list[list[str]]]:
             room.problem,
             network,
             mvue.emmse(),
-            steps=s.room_steps // 2,
+            steps=s.room_steps // 3,
             key=emmse_key,
         ),
         "bce": run.fit(
@@ -205,7 +200,7 @@ def simulated_room(run: Run) -> tuple[dict[str, Any], Section, list[list[str]]]:
     }
     judged = {
         "centroid": room.centroid,
-        "mle": mvue.maximum_likelihood(room.problem),
+        "mle": mvue.maximum_likelihood(room.problem, init=room.centroid, starts=2),
         **{name: fit.estimator for name, fit in fits.items()},
     }
     report = mvue.assess(judged, room.problem, at=places, repeats=s.room_repeats, key=assess_key)

@@ -179,7 +179,8 @@ class LinearBCE(LinearRegressor):
         check_is_fitted(self)
         # Parameters may be set at any time: the solution is kept for those it was made with.
         asked = (self.bias_weight, self.fit_intercept, self.regularization, self.resolution)
-        if self._fit_record is None or self._fit_record[0] != asked:
+        record = self._fit_record
+        if record is None or record[0] != asked:
             self._validate_params()
             solved = fit_moments(
                 self.moments_.summary(),
@@ -187,10 +188,11 @@ class LinearBCE(LinearRegressor):
                 fit_intercept=self.fit_intercept,
                 ridge=self.regularization,
                 resolution=_resolution(self.resolution),
+                spectrum=record[1].spectrum if record and record[0][1:] == asked[1:] else None,
                 stacklevel=stacklevel,
             )
-            self._fit_record = (asked, solved)
-        return self._fit_record[1]
+            record = self._fit_record = (asked, solved)
+        return record[1]
 
 
 class LinearBCECV(LinearRegressor):
