@@ -13,6 +13,8 @@ LAYERS = [
         "_types",
         "_time_limit",
         "_devices",
+        "_memory",
+        "_signals",
         "_version",
         "_threads",
         "_frozen",

@@ -60,6 +60,7 @@ from ._train import fit as fit
 from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import BoundError as BoundError
 from ._types import CheckpointError as CheckpointError
+from ._types import CheckpointWarning as CheckpointWarning
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import IrregularModelError as IrregularModelError
 from ._types import NonFiniteWarning as NonFiniteWarning

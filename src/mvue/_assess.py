@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array
 
 from ._bounds import note_bounds
+from ._devices import divided, everywhere, mesh_for, same_everywhere, whole_shares
 from ._fit import Fit
 from ._losses import unit_mse, unit_squared_bias
 from ._moments import Moments, merge, moments_of, rescale, summarize
 from ._problem import (
-    Draw,
     Problem,
     check_count,
     check_output,
@@ -148,7 +148,7 @@ class _Pieces:
         self.x_size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
 
     def estimate(self, x: Any) -> Array:
-        """All estimators on a flat batch of measurements, (E, B, d)."""
+        """All estimators on a batch of measurements, (E, B, d)."""
         return jnp.stack(
             [
                 jax.vmap(lambda one, f=f: self.transform(jnp.reshape(f(one), (-1,))))(x)
@@ -161,20 +161,20 @@ class _Pieces:
     ) -> tuple[Moments, list[Moments]]:
         """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
         values, count = truth.shape[0], len(self.functions)
-        size = int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats))
+        size = whole_shares(int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats)))
         pairs = np.array([(i, j) for i in range(count) for j in range(i)], int).reshape(-1, 2)
+        mesh = mesh_for(size)
 
-        @jax.jit
-        def piece(start: Array, key: Key, theta: Theta, truth: Array, unit: Array) -> _Totals:
-            index = start + jnp.arange(size)
+        def repeat(number: Array, start: Array, key: Key, theta: Theta) -> Array:
+            """Estimates from one measurement at each value, (E, K, d)."""
             keys = fold_in_each(key, jnp.arange(values))
-            keys = jax.vmap(fold_in_each, in_axes=(0, None))(keys, index)
-            measure = jax.vmap(self.problem.simulate, in_axes=(0, None))
-            x = jax.vmap(measure)(keys, theta)
-            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
-            estimates = self.estimate(flat)
-            errors = estimates.reshape(count, values, size, -1) - truth[None, :, None, :]
-            wanted = jnp.broadcast_to(index < repeats, (values, size))
+            keys = jax.vmap(jr.fold_in, in_axes=(0, None))(keys, start + number)
+            return self.estimate(jax.vmap(self.problem.simulate)(keys, theta))
+
+        def piece(start: Array, key: Key, theta: Theta, truth: Array, unit: Array) -> _Totals:
+            estimates = divided(repeat, mesh, size, start, key, theta)
+            errors = jnp.moveaxis(estimates, 0, 2) - truth[None, :, None, :]
+            wanted = jnp.broadcast_to(start + jnp.arange(size) < repeats, (values, size))
             finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
             common = unit.max(axis=-1)[None, :, None, None]
             squares = ((errors / common) ** 2).sum(axis=-1)
@@ -189,6 +189,7 @@ class _Pieces:
 
         # Powers of very small or large errors would leave the range of single precision: a first
         # piece tells their size, in which all are measured.
+        piece = everywhere(same_everywhere(piece, mesh), mesh)
         first = piece(jnp.asarray(0), key, theta, truth, jnp.ones_like(truth))
         rms = np.fmax.reduce(_rms(first.errors.on_host()), axis=0)
         unit = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
@@ -210,22 +211,25 @@ class _Pieces:
         """Averages over the prior of squared error and squared bias."""
         m = PRIOR_REPLICATES
         units = max(256, repeats // m)
-        size = int(np.clip(PIECE_NUMBERS // (m * self.x_size), 1, units))
+        size = whole_shares(int(np.clip(PIECE_NUMBERS // (m * self.x_size), 1, units)))
         count = -(-units // size)
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
+        mesh = mesh_for(size)
 
-        @jax.jit
+        def unknown(i: Array, key: Key) -> Array:
+            """Errors of the estimates from all measurements of one unknown, (E, m, d)."""
+            draw = self.problem.draw_unit(key, i, m)
+            return self.estimate(draw.x) - self.transform(draw.y)[None, None, :]
+
         def piece(i: Array, key: Key, unit: Array) -> Moments:
-            draw: Draw = self.problem.draw(jr.fold_in(key, i), size, m)
-            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draw.x)
-            estimates = self.estimate(flat)
-            estimates = estimates.reshape(len(estimates), size, m, -1)
-            errors = (estimates - jax.vmap(self.transform)(draw.y)[None, :, None, :]) / unit
+            errors = divided(unknown, mesh, size, jr.fold_in(key, i)) / unit
+            errors = jnp.moveaxis(errors, 0, 1)
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
             bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
             both = jnp.stack([mse, bias2], axis=-1)
             return moments_of(both, jnp.isfinite(both).all(axis=-1))
 
+        piece = everywhere(same_everywhere(piece, mesh), mesh)
         total = None
         for i in range(count):
             part = piece(jnp.asarray(i), key, jnp.asarray(unit, jnp.result_type(float)))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._devices import agreed, from_first, is_first_process
-from ._types import CheckpointError
+from ._types import CheckpointError, CheckpointWarning
 
 KEEP = 3
 _ARRAYS = (np.ndarray, jax.Array)
@@ -48,7 +49,11 @@ class Checkpoints:
         self._manager: Any = None
         if not is_first_process():
             return  # one process writes for all
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint must be a folder to write in: {error}") from error
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
             enable_async_checkpointing=False,
@@ -68,7 +73,15 @@ class Checkpoints:
         args = self._args.Composite(
             state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
         )
-        self._manager.save(step, args=args)
+        try:
+            self._manager.save(step, args=args)
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"the state of step {step} could not be saved in {self.directory}: {error}. "
+                "Training goes on, and saving is tried again",
+                CheckpointWarning,
+                stacklevel=4,
+            )
 
     def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """The newest readable state and its history, or None in an empty folder.

@@ -7,7 +7,7 @@ same problem under other keys, are one program with other arrays.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -20,18 +20,31 @@ KEPT = 16  # programs; each holds memory for as long as it may be asked for
 _programs: OrderedDict[Any, Any] = OrderedDict()
 
 
-def compiled(function: Callable[..., Any], *args: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
-    """The compiled function, for arguments of these shapes, and what it was traced to.
+class Compiled(NamedTuple):
+    """A program that is ready to run."""
+
+    run: Callable[..., Any]
+    traced: Any
+    executable: Any
+
+
+def compiled(function: Callable[..., Any], *args: Any, mesh: Mesh | None = None) -> Compiled:
+    """The compiled function, for arguments of these shapes.
 
     On several devices, it takes and gives arrays that are the same on all of them.
     """
     args = replicated(args, mesh)
     # Arguments that are not used would leave the program: two could look the same without them.
     traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
+    executable = _compiled_once(traced, args)
+    return Compiled(everywhere(executable, mesh), traced, executable)
+
+
+def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
     lowered = traced.lower()
     text = lowered.as_text()
     if "callback" in text:  # functions of the host are only numbered in it
-        return everywhere(lowered.compile(), mesh), traced
+        return lowered.compile()
     leaves, structure = jax.tree.flatten(args)
     places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
     name = (
@@ -44,8 +57,8 @@ def compiled(function: Callable[..., Any], *args: Any, mesh: Mesh | None = None)
     try:
         found = _programs.pop(name, None)
     except (TypeError, ValueError):  # something in the arguments cannot be compared
-        return everywhere(lowered.compile(), mesh), traced
+        return lowered.compile()
     _programs[name] = found = found or lowered.compile()
     while len(_programs) > KEPT:
         _programs.popitem(last=False)
-    return everywhere(found, mesh), traced
+    return found

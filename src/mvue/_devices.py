@@ -37,6 +37,11 @@ def mesh_for(count: int) -> Mesh | None:
     return Mesh(np.array(devices[:size]), (AXIS,)) if size > 1 else None
 
 
+def whole_shares(count: int) -> int:
+    """The number from `count` on that all devices can share evenly."""
+    return -(-count // len(jax.devices())) * len(jax.devices())
+
+
 def divided(
     function: Callable[..., PyTree], mesh: Mesh | None, count: int, *shared: PyTree
 ) -> PyTree:

@@ -32,6 +32,7 @@ class FixedData:
     ) -> None:
         self.d, self.rows, self.units, self.repeats = d, rows, units, repeats
         self.batch_size, self.mesh = rows, mesh
+        self.sizes = {"batch_rows": rows, "batch_units": units}
 
     def draw(self, key: Key, pool: Pool) -> tuple[Draw, Int[Array, ""]]:
         """A batch of rows, then of units, padded; theta says which rows are there."""

@@ -6,10 +6,8 @@ cut into other pieces, or stopped and resumed, ends with the same bits.
 """
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +23,11 @@ from ._compiled import compiled
 from ._devices import agreed, everywhere, from_first, replicated, same_everywhere
 from ._fit import Fit, History, Outcome
 from ._frozen import count_weights
+from ._memory import bytes_needed, require_memory
 from ._problem import check_count, nonfinite_error
 from ._program import Arrays, Program, State, Sums
 from ._progress import progress_bar
+from ._signals import stop_signals
 from ._survey import Survey
 from ._types import Key
 from ._version import __version__
@@ -110,8 +110,9 @@ def train(
 
     pool, renewed = pool_at(0)
     first_run = (state, jnp.asarray(0), keys.train, constants, pool)
-    run, traced = compiled(program.run, *first_run, mesh=mesh)
-    validate, _ = compiled(program.validate, program.arrays, keys.validation, held_out, mesh=mesh)
+    run, traced, executable = compiled(program.run, *first_run, mesh=mesh)
+    require_memory(bytes_needed(executable), program.source.sizes)
+    validate = compiled(program.validate, program.arrays, keys.validation, held_out, mesh=mesh).run
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
     if program.measures_loss:
         first = abs(float(validate(program.arrays, keys.validation, held_out)["loss"]))
@@ -142,8 +143,9 @@ def train(
     anchored = {i * steps // anchors for i in range(anchors)} if control else set()
     piece, saved = 1, time.perf_counter()
     outcome = _outcome(state, history, steps, schedule.patience)
+    stop = 0
     with (
-        _interruptible() as interrupted,
+        stop_signals() as stop_signal,
         progress_bar("training", steps, show=schedule.progress, start=int(state.step)) as advance,
     ):
         while outcome is None:
@@ -169,9 +171,9 @@ def train(
             outcome = _outcome(state, history, steps, schedule.patience)
             # Whoever is asked to stop, all stop together; the first one's clock is everyone's.
             due = time.perf_counter() - saved > schedule.checkpoint_every
-            asked = agreed(interrupted(), due, piece)
-            due, piece = bool(asked[0, 1]), int(asked[0, 2])
-            if outcome is None and asked[:, 0].any():
+            asked = agreed(stop_signal(), due, piece)
+            stop, due, piece = int(asked[:, 0].max()), bool(asked[0, 1]), int(asked[0, 2])
+            if outcome is None and stop:
                 outcome = Outcome.INTERRUPTED
             failing = nonfinite_error(int(state.nonfinite), reached * program.source.batch_size)
             if checkpoints is not None and (due or failing or outcome is not None):
@@ -181,6 +183,8 @@ def train(
                 raise failing
     if checkpoints is not None:
         checkpoints.close()
+    if stop == signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)  # what there is has been saved: now do as asked
 
     params, chosen = _choose(program, state, history, outcome)
     arrays = Arrays(params, program.arrays.constants)
@@ -279,23 +283,3 @@ def _message(history: History) -> str:
         f"loss {last['loss']:.4g}  held out: MSE {last['held_out_mse']:.4g}, "
         f"bias² {last['held_out_squared_bias']:.2g} ± {last['held_out_squared_bias_se']:.1g}"
     )
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag; a second one interrupts at once."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-
-    def handler(*_: Any) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)

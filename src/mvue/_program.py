@@ -77,6 +77,8 @@ class Source(Protocol):
     batch_size: int
     mesh: Mesh | None
     """The devices that share the work of a batch."""
+    sizes: dict[str, int]
+    """What the user chose the size of a batch by."""
 
     def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
         """A batch, and how many of its unknowns failed."""

@@ -32,6 +32,7 @@ class Simulations:
     ) -> None:
         self.problem, self.batch_size, self.replicates = problem, batch_size, replicates
         self.mesh = mesh
+        self.sizes = {"batch_size": batch_size}
         self.d = problem.shapes()[1].shape[0]
 
     def draw(self, key: Key, pool: Any) -> tuple[Draw, Int[Array, ""]]:

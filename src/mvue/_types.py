@@ -29,6 +29,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint belongs to another training run, or none of them can be read."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; training goes on without it."""
+
+
 class BoundError(ValueError):
     """No bound can be computed for a problem; the message says why."""
 

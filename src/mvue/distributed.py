@@ -4,11 +4,12 @@ After `initialize`, `mvue.fit` and `mvue.assess` divide their simulations over t
 processes. Give each process the same arguments.
 """
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,6 +56,8 @@ def initialize(
     if coordinator is not None and ":" not in coordinator:
         raise ValueError(f"coordinator must be 'address:port', got {coordinator!r}")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would swallow SIGTERM, which training answers by saving its state.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -86,8 +89,6 @@ class _Watch:
     """Tells the others that this process lives, and ends it when one of them does not."""
 
     def __init__(self, timeout: float) -> None:
-        import atexit
-
         from jax._src.distributed import global_state  # the only door to the shared notes
 
         self.client: Any = global_state.client
@@ -106,7 +107,8 @@ class _Watch:
         """Say that this process is done, so that nobody waits for its signs."""
         if not self.done.is_set():
             self.done.set()
-            _quietly(lambda: self.sign("done" if sys.exc_info()[0] is None else "failed"))
+            with contextlib.suppress(Exception):  # the others may be gone already
+                self.sign("failed" if hasattr(sys, "last_value") else "done")
 
     def watch(self) -> None:
         seen: dict[int, tuple[str, float]] = {}
@@ -152,10 +154,3 @@ def _number(name: str, value: int | None, variable: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     return value
-
-
-def _quietly(function: Callable[[], Any]) -> None:
-    try:
-        function()
-    except Exception:  # the others may be gone already
-        pass
