@@ -51,7 +51,7 @@ LAYERS = [
     {"_bounds"},
     {"_assess", "_linear_path", "_refit", "_mle"},
     {"_bootstrap"},
-    {"problems", "plot", "sklearn", "datasets"},
+    {"problems", "plot", "sklearn", "datasets", "distributed"},
     {"report"},
     {"experiments"},
     {"cli"},
