@@ -10,7 +10,16 @@ import mvue
 PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
     {"_types", "_time_limit", "_version", "_threads", "_frozen", "_small_matrices", "_sorting"},
-    {"_losses", "_problem", "_theta_columns", "_moments", "_progress", "_checkpoint", "_unit_rows"},
+    {
+        "_losses",
+        "_problem",
+        "_theta_columns",
+        "_moments",
+        "_averaged",
+        "_progress",
+        "_checkpoint",
+        "_unit_rows",
+    },
     {
         "_statistics",
         "_draws",
@@ -38,7 +47,7 @@ LAYERS = [
     {"_fit_data"},
     {"_train"},
     {"_bounds"},
-    {"_assess", "_linear_path", "_refit", "_mle"},
+    {"_assess", "_average", "_linear_path", "_refit", "_mle"},
     {"_bootstrap"},
     {"problems", "plot", "sklearn", "datasets"},
     {"report"},
