@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import mvue
 from mvue.cli import app
-from mvue.experiments._sensor_networks import Theory, measure, sizes_up_to
+from mvue.experiments._sensor_networks import Networks, Theory, sizes_up_to
 
 SCENES = {
     "snr": {"emmse", "bce_network", "bce", "mle", "mle_centralised"},
@@ -79,16 +79,9 @@ def sensors():
 def test_measured_networks_agree_with_closed_forms(sensors, seed):
     estimators = {"mvue": lambda x: x, "emmse": lambda x: x / 2}
     at = jnp.array([[2.0]])
-    found = measure(
-        estimators,
-        sensors,
-        at,
-        networks=60,
-        sensors=1000,
-        key=jr.key(seed),
-        pooled=lambda x: x.mean(axis=0),
-    )
-    unbiased, biased, pooled = (found[n][0] for n in ("mvue", "emmse", "mle_centralised"))
+    networks = Networks(estimators, sensors, 1000, pooled=lambda x: x.mean(axis=0))
+    found = networks.curves(at[0], 60, jr.key(seed))
+    unbiased, biased, pooled = (found[n] for n in ("mvue", "emmse", "mle_centralised"))
     assert (np.abs(unbiased.mse - 1 / unbiased.sizes) < 4 * unbiased.se).all()
     assert (np.abs(biased.mse - (1 + 0.25 / biased.sizes)) < 4 * biased.se).all()
     assert np.allclose(pooled.mse, unbiased.mse[np.isin(unbiased.sizes, pooled.sizes)], rtol=1e-3)
@@ -100,10 +93,13 @@ def test_measured_networks_agree_with_closed_forms(sensors, seed):
     ratio, error = unbiased.last_over(biased)
     assert abs(ratio - 1e-3) < 4 * error
     report = mvue.assess(estimators, sensors, at=at, repeats=20_000, key=jr.key(seed))
-    theory = Theory.of(report, "emmse")
-    assert abs(theory.squared_bias[0] - 1) < 4 * theory.squared_bias_se[0]
-    assert abs(theory.bias_over_sd() - 2) < 0.05
-    assert np.allclose(theory.mse(biased.sizes)[0], 1 + 0.25 / biased.sizes, rtol=0.05)
+    for theory in (
+        Theory.at(report, "emmse", 0),
+        networks.theory([at[0]] * 30, jr.key(seed))["emmse"],
+    ):
+        assert abs(theory.squared_bias - 1) < 4 * theory.squared_bias_se
+        assert abs(theory.bias_over_sd - 2) < 0.05
+        assert np.allclose(theory.mse(biased.sizes), 1 + 0.25 / biased.sizes, rtol=0.05)
 
 
 def test_sizes_divide_the_network():

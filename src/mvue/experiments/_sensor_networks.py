@@ -1,7 +1,7 @@
 """Networks of sensors that measure one unknown, and how the error of their average falls."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -71,73 +71,91 @@ def sizes_up_to(sensors: int) -> np.ndarray:
     return sizes[sensors % sizes == 0]
 
 
-def measure(
-    estimators: Mapping[str, Any],
-    problem: mvue.Problem,
-    thetas: Any,
-    *,
-    networks: int,
-    sensors: int,
-    key: Array,
-    pooled: Callable[[Array], Array] | None = None,
-) -> dict[str, list[Curve]]:
-    """Average simulated estimates of networks of sensors; a curve for each theta.
+class Networks:
+    """Simulated networks of sensors, one after the other; all estimators see the same ones.
 
-    One network after the other is simulated, and all estimators see the same ones. Groups of
-    sensors of a network that have none in common are networks of a smaller size.
+    Groups of sensors of a network that have none in common are networks of a smaller size.
 
     Args:
-        estimators: of one measurement.
+        estimators: of one measurement, by name.
         problem: what one sensor measures, and the bound.
-        thetas: values of theta, with a leading axis.
-        networks: how many at each theta.
         sensors: how many in a network.
-        key: for all measurements.
-        pooled: an estimate from all measurements of a group at once, at powers of ten; under the
-            name ``mle_centralised``.
+        pooled: an estimate from all measurements of a group at once, made at powers of ten.
     """
-    assert problem.crb is not None
-    crb = problem.crb
-    sizes = sizes_up_to(sensors)
-    decades = np.array([m for m in sizes if np.log10(m) == round(np.log10(m))])
-    names = list(estimators)
 
-    def squares_of(estimates: Array, y: Array) -> Array:
-        return jnp.mean(jnp.sum((estimates - y[None]) ** 2, axis=-1))
+    def __init__(
+        self,
+        estimators: Mapping[str, Any],
+        problem: mvue.Problem,
+        sensors: int,
+        pooled: Callable[[Array], Array] | None = None,
+    ) -> None:
+        self.estimators, self.problem, self.sensors = dict(estimators), problem, sensors
+        self.pooled = pooled
+        self.sizes = sizes_up_to(sensors)
+        self.decades = self.sizes[np.log10(self.sizes) % 1 == 0]
+        self._compiled = eqx.filter_jit(self._simulate)
 
-    @eqx.filter_jit
-    def network(estimators: dict[str, Any], key: Array, theta: Any) -> tuple[Array, Array]:
-        y, bound = problem.y_of(theta), jnp.trace(crb(theta))
-        x = jax.vmap(problem.simulate, in_axes=(0, None))(jr.split(key, sensors), theta)
-        rows = []
-        for estimator in estimators.values():
+    def _simulate(self, estimators: tuple[Any, ...], key: Array, theta: Any) -> dict[str, Array]:
+        """Squared errors of averages, (estimators, sizes), of pooled estimates, and moments."""
+        assert self.problem.crb is not None
+        y, bound = self.problem.y_of(theta), jnp.trace(self.problem.crb(theta))
+        x = jax.vmap(self.problem.simulate, in_axes=(0, None))(jr.split(key, self.sensors), theta)
+
+        def squares(estimates: Array) -> Array:
+            return jnp.mean(jnp.sum((estimates - y[None]) ** 2, axis=-1)) / bound
+
+        found: dict[str, list[Array]] = {"squares": [], "squared_bias": [], "variance": []}
+        for estimator in estimators:
             one = jax.vmap(lambda x, f=estimator: jnp.reshape(f(x), (-1,)))(x)
-            groups = [one.reshape(-1, m, one.shape[1]) for m in sizes]
-            rows.append(
-                jnp.stack([squares_of(mvue.Averaged.of(g).estimate, y) for g in groups]) / bound
+            groups = [one.reshape(-1, m, one.shape[1]) for m in self.sizes]
+            found["squares"].append(
+                jnp.stack([squares(mvue.Averaged.of(group).estimate) for group in groups])
             )
-        together = jnp.zeros(0)
-        if pooled is not None:
-            groups = [x.reshape(-1, m, *x.shape[1:]) for m in decades]
-            together = jnp.stack([squares_of(jax.vmap(pooled)(g), y) for g in groups]) / bound
-        return jnp.stack(rows), together
+            all_of_them = mvue.Averaged.of(one - y[None])
+            noise = all_of_them.standard_error**2
+            found["squared_bias"].append(jnp.sum(all_of_them.estimate**2 - noise) / bound)
+            found["variance"].append(jnp.sum(noise) * self.sensors / bound)
+        if self.pooled is not None:
+            # With one sensor there is nothing to pool.
+            groups = [x.reshape(-1, m, *x.shape[1:]) for m in self.decades[1:]]
+            pooled = [squares(jax.vmap(self.pooled)(group)) for group in groups]
+            found["pooled"] = [found["squares"][0][0], *pooled]
+        return {name: jnp.stack(parts) for name, parts in found.items()}
 
-    count = len(jax.tree.leaves(thetas)[0])
-    found: dict[str, list[Curve]] = {name: [] for name in names}
-    if pooled is not None:
-        found["mle_centralised"] = []
-    for k in range(count):
-        theta = jax.tree.map(lambda leaf, k=k: leaf[k], thetas)
-        keys = jr.split(jr.fold_in(key, k), networks)
-        parts = [network(dict(estimators), one, theta) for one in keys]
-        squares, together = (
-            np.stack([np.asarray(p[i], np.float64) for p in parts]) for i in (0, 1)
+    def simulate(self, theta: Any, networks: int, key: Array) -> dict[str, np.ndarray]:
+        """What is found in some networks that measure one theta, with a leading axis."""
+        estimators = tuple(self.estimators.values())
+        parts = [self._compiled(estimators, one, theta) for one in jr.split(key, networks)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves).astype(np.float64), *parts)
+
+    def curves(self, theta: Any, networks: int, key: Array) -> dict[str, Curve]:
+        """The error of averages against their number, for every estimator.
+
+        The pooled estimate has the name ``mle_centralised``.
+        """
+        found = self.simulate(theta, networks, key)
+        squares = found["squares"]
+        curves = {n: Curve(self.sizes, squares[:, i]) for i, n in enumerate(self.estimators)}
+        if self.pooled is not None:
+            curves["mle_centralised"] = Curve(self.decades, found["pooled"])
+        return curves
+
+    def theory(self, thetas: Sequence[Any], key: Array) -> dict[str, "Theory"]:
+        """Bias and variance of one sensor, averaged over some unknowns."""
+        parts = [self.simulate(t, 1, jr.fold_in(key, k)) for k, t in enumerate(thetas)]
+        bias2, variance = (
+            np.concatenate([part[name] for part in parts]) for name in ("squared_bias", "variance")
         )
-        for i, name in enumerate(names):
-            found[name].append(Curve(sizes, squares[:, i]))
-        if pooled is not None:
-            found["mle_centralised"].append(Curve(decades, together))
-    return found
+        error = bias2.std(axis=0, ddof=1) / np.sqrt(len(bias2))
+        means = zip(bias2.mean(axis=0), error, variance.mean(axis=0), strict=True)
+        return {n: Theory(*map(float, one)) for n, one in zip(self.estimators, means, strict=True)}
+
+
+def unstacked(thetas: Any) -> list[Any]:
+    """Thetas one by one."""
+    count = len(jax.tree.leaves(thetas)[0])
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], thetas) for k in range(count)]
 
 
 def joined(curves: list[Curve]) -> Curve:
@@ -147,60 +165,44 @@ def joined(curves: list[Curve]) -> Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Theory:
-    """What a measured bias and variance of one sensor say about any number of them.
+    """What the bias and variance of one sensor say about any number of them.
 
-    In units of the bound, for each of some unknowns; of the squared bias its own noise is taken
-    off, so that it may be negative where it is too small to be told from zero.
+    In units of the bound; of the squared bias its own noise is taken off, so that it may be
+    negative where it is too small to be told from zero.
     """
 
-    squared_bias: np.ndarray
-    squared_bias_se: np.ndarray
-    variance: np.ndarray
+    squared_bias: float
+    squared_bias_se: float
+    variance: float
 
     @classmethod
-    def of(cls, report: mvue.Report, name: str) -> "Theory":
-        """From an assessment."""
+    def at(cls, report: mvue.Report, name: str, k: int) -> "Theory":
+        """From an assessment, at one of its values."""
         assert report.crb is not None
-        one, bound = report[name], report.crb.sum(axis=1)
-        noise = (4 * one.bias**2 * one.bias_se**2 + 2 * one.bias_se**4).sum(axis=1)
-        return cls(
-            (one.bias**2 - one.bias_se**2).sum(axis=1) / bound,
-            np.sqrt(noise) / bound,
-            (one.sd**2).sum(axis=1) / bound,
-        )
+        one, bound = report[name], report.crb[k].sum()
+        bias, se = one.bias[k], one.bias_se[k]
+        noise = np.sqrt(np.sum(4 * bias**2 * se**2 + 2 * se**4))
+        parts = np.sum(bias**2 - se**2), noise, np.sum(one.sd[k] ** 2)
+        return cls(*(float(part / bound) for part in parts))
 
-    def mean(self) -> "Theory":
-        """Averaged over the unknowns."""
-        count = len(self.variance)
-        error = np.sqrt(np.sum(self.squared_bias_se**2)) / count
-        return Theory(
-            self.squared_bias.mean(keepdims=True),
-            np.array([error]),
-            self.variance.mean(keepdims=True),
-        )
-
-    def only(self, k: int) -> "Theory":
-        """Of one unknown."""
-        return Theory(*(part[k : k + 1] for part in dataclasses.astuple(self)))
-
+    @property
     def bias_over_sd(self) -> float:
-        """Root of bias² over variance, of the first unknown."""
-        return float(np.sqrt(max(self.squared_bias[0], 0.0) / self.variance[0]))
+        """Root of bias² over variance."""
+        return float(np.sqrt(max(self.squared_bias, 0.0) / self.variance))
 
     def mse(self, sizes: np.ndarray) -> np.ndarray:
-        """bias² + variance / M, (unknowns, sizes)."""
-        return np.maximum(self.squared_bias, 0)[:, None] + self.variance[:, None] / sizes
+        """bias² + variance / M."""
+        return max(self.squared_bias, 0.0) + self.variance / sizes
 
-    def share(self) -> str:
-        """bias² over variance of the first unknown, as text."""
-        value, error = self.squared_bias[0] / self.variance[0], self.squared_bias_se[0]
-        return f"{value:.2g} ± {error / self.variance[0]:.1g}"
+    def __str__(self) -> str:
+        value, error = self.squared_bias / self.variance, self.squared_bias_se / self.variance
+        return f"{value:.2g} ± {error:.1g}"
 
     def to_dict(self, sizes: np.ndarray) -> dict[str, Any]:
-        """Entries of ``results.json``, for the first unknown."""
+        """Entries of ``results.json``."""
         return {
-            "squared_bias_over_crb": float(self.squared_bias[0]),
-            "squared_bias_over_crb_se": float(self.squared_bias_se[0]),
-            "variance_over_crb": float(self.variance[0]),
-            "theory": self.mse(sizes)[0].tolist(),
+            "squared_bias_over_crb": self.squared_bias,
+            "squared_bias_over_crb_se": self.squared_bias_se,
+            "variance_over_crb": self.variance,
+            "theory": self.mse(sizes).tolist(),
         }

@@ -18,7 +18,6 @@ from ._common import Run
 SNR_VALUES = (3.0, 8.0, 20.0, 45.0)
 COVARIANCE_VALUES = (0.1, 0.5, 0.9)
 COVARIANCE_RANGE = (0.1, 0.9)
-POLYNOMIALS = 8
 SHIFT = 2.0  # SNR + 2 is safely positive, also of estimates
 COVARIANCE_BIAS_WEIGHTS = (100.0, 10_000.0)
 
@@ -30,7 +29,9 @@ class Settings:
     snr_steps: int
     """Updates of each estimator of the SNR."""
     refit_units: int
-    """Unknowns, eight measurements of each, to take off the bias that is left in that of the SNR."""
+    """Unknowns, eight measurements of each, to take off the bias that is left for the SNR."""
+    polynomials: int
+    """How many functions of the estimate that bias is taken off with."""
     covariance_steps: int
     """Updates of each estimator of the covariance."""
     sensors: int
@@ -43,8 +44,6 @@ class Settings:
     """At each of the fixed unknowns, in which the likelihood is maximised."""
     repeats: int
     """Measurements of each fixed unknown from which bias and variance are measured."""
-    prior_repeats: int
-    """The same for each unknown from the prior."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,7 @@ def snr_scene(run: Run) -> Scene:
         recipe["problem"],
         jnp.inf,
         key=refit_key,
-        features=functions_of(bce.estimator, *alone.training_range),
+        features=functions_of(bce.estimator, s.polynomials, *alone.training_range),
         weight=single_sensor.inverse_bound(problem, *alone.training_range),
         units=s.refit_units,
     )
@@ -110,11 +109,11 @@ def snr_scene(run: Run) -> Scene:
 
 
 def functions_of(
-    estimator: Callable[[Array], Array], low: float, high: float
+    estimator: Callable[[Array], Array], count: int, low: float, high: float
 ) -> Callable[[Array], Array]:
     """Estimates of the SNR, times polynomials (Chebyshev's) of their logarithm.
 
-    A linear combination of them is what `bce` is: eight numbers are known so well from a few
+    A linear combination of them is what `bce` is: so few numbers are known so well from some
     million simulations that hardly a bias is left.
     """
     bottom, top = (float(jnp.log(value + SHIFT)) for value in (low, high))
@@ -123,7 +122,7 @@ def functions_of(
         power = estimator(x)[0] + SHIFT
         place = (2 * jnp.log(jnp.maximum(power, 0.1)) - bottom - top) / (top - bottom)
         values = [jnp.ones_like(place), place]
-        while len(values) < POLYNOMIALS:
+        while len(values) < count:
             values.append(2 * place * values[-1] - values[-2])
         return power * jnp.stack(values)
 

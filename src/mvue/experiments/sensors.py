@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 import jax.random as jr
+from jaxtyping import Array
 
 import mvue
 from mvue.plot import draw_series, new_figure, share_legend
 from mvue.report import Section, report_sections
 
 from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
-from ._sensor_networks import Curve, Theory, joined, measure
+from ._sensor_networks import Curve, Networks, Theory, joined, unstacked
 from ._sensor_problems import Scene, Settings, covariance_scene, snr_scene
 
 BIASED = 0.1  # |bias| in standard deviations from which an estimator is called biased
@@ -27,9 +28,10 @@ NOTES = (
     "mle is the average of every sensor's maximum likelihood estimate, mle_centralised maximises "
     "the likelihood of all measurements together: what could be had if all of them were sent to "
     "one place. Both are measured on fewer networks than the others.",
-    "SNR: bce_network is trained as in the experiment snr. bce is a function of its estimate, eight "
-    "polynomials with coefficients from linear BCE with λ = ∞ on fresh simulations over the whole "
-    "range, which takes off the bias that training leaves. emmse is trained on the paper's prior.",
+    "SNR: bce_network is trained as in the experiment snr. bce is a function of its estimate: "
+    "eight polynomials with coefficients from linear BCE with λ = ∞ on fresh simulations over the "
+    "whole range, which takes off the bias that training leaves. emmse is trained on the paper's "
+    "prior.",
     "Covariance: bce is the masked sample covariance, which is unbiased, with a correction that is "
     "trained with λ up to 10 000. It and emmse are trained on unknowns between 0 and 1 and judged "
     "between 0.1 and 0.9.",
@@ -101,34 +103,37 @@ class Fused:
 def fuse(run: Run, scene: Scene, index: int) -> Fused:
     """Measure one sensor, and networks of them, at fixed unknowns and over the prior."""
     s: Settings = run.settings
-    keys = jr.split(jr.fold_in(run.key, 10 + index), 7)
+    keys = jr.split(jr.fold_in(run.key, 10 + index), 5)
+    prior = unstacked(jax.vmap(scene.problem.sample_prior)(jr.split(keys[0], s.prior_networks)))
     run.say(f"{scene.name}: one sensor ...")
-    prior = jax.vmap(scene.problem.sample_prior)(jr.split(keys[0], s.prior_networks))
-    asked = {"progress": run.progress}
     report = mvue.assess(
-        scene.estimators, scene.problem, at=scene.values, repeats=s.repeats, key=keys[1], **asked
+        scene.estimators,
+        scene.problem,
+        at=scene.values,
+        repeats=s.repeats,
+        key=keys[1],
+        progress=run.progress,
     )
-    over_prior = mvue.assess(
-        scene.estimators, scene.problem, at=prior, repeats=s.prior_repeats, key=keys[2], **asked
-    )
-    run.say(f"{scene.name}: networks of {s.sensors:,} sensors ...")
-    sensors = {"problem": scene.problem, "sensors": s.sensors}
-    fixed = measure(
-        scene.estimators, thetas=scene.values, networks=s.networks, key=keys[3], **sensors
-    )
-    spread = measure(scene.estimators, thetas=prior, networks=1, key=keys[4], **sensors)
-    run.say(f"{scene.name}: maximum likelihood ...")
-    likelihood = {"estimators": {"mle": scene.mle}, "pooled": scene.pooled_mle, **sensors}
-    fixed |= measure(thetas=scene.values, networks=s.mle_networks, key=keys[5], **likelihood)
-    some = jax.tree.map(lambda leaf: leaf[: 4 * s.mle_networks], prior)
-    spread |= measure(thetas=some, networks=1, key=keys[6], **likelihood)
-
     found = Fused(scene, report)
-    found.curves[PRIOR] = {name: joined(curves) for name, curves in spread.items()}
-    found.theory[PRIOR] = {name: Theory.of(over_prior, name).mean() for name in scene.estimators}
+    networks = Networks(scene.estimators, scene.problem, s.sensors)
+    likelihood = Networks({"mle": scene.mle}, scene.problem, s.sensors, scene.pooled_mle)
+    found.theory[PRIOR] = networks.theory(prior, keys[2])
     for k, label in enumerate(scene.labels):
-        found.curves[label] = {name: curves[k] for name, curves in fixed.items()}
-        found.theory[label] = {name: Theory.of(report, name).only(k) for name in scene.estimators}
+        found.theory[label] = {name: Theory.at(report, name, k) for name in scene.estimators}
+
+    def over_prior(networks: Networks, thetas: list[Any], key: Array) -> dict[str, Curve]:
+        parts = [networks.curves(t, 1, jr.fold_in(key, k)) for k, t in enumerate(thetas)]
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+
+    for kind, sensors, count, thetas, key in (
+        ("averages", networks, s.networks, prior, keys[3]),
+        ("likelihood", likelihood, s.mle_networks, prior[: 4 * s.mle_networks], keys[4]),
+    ):
+        run.say(f"{scene.name}: networks of {s.sensors:,} sensors, {kind} ...")
+        found.curves.setdefault(PRIOR, {}).update(over_prior(sensors, thetas, key))
+        for k, theta in enumerate(unstacked(scene.values)):
+            curves = sensors.curves(theta, count, jr.fold_in(key, s.prior_networks + k))
+            found.curves.setdefault(scene.labels[k], {}).update(curves)
     draw = scene.problem.draw(jr.fold_in(run.key, 20 + index), TIMED_BATCH // 10, 1)
     for name, estimator in scene.estimators.items():
         found.entries[name] = report.to_dict()["estimators"][name]
@@ -151,7 +156,7 @@ def plot(found: Fused) -> Any:
             theory = found.theory[place].get(name)
             if theory is not None:
                 label = "bias² + variance / M" if i == 0 else None
-                values = theory.mse(curve.sizes)[0]
+                values = theory.mse(curve.sizes)
                 ax.plot(curve.sizes, values, ":", color="0.2", linewidth=1.6, label=label)
         sizes = curves[names[0]].sizes
         ax.plot(sizes, 1 / sizes, "k--", linewidth=1.2, label="CRB")
@@ -184,7 +189,7 @@ def headline_rows(found: dict[str, Fused]) -> list[list[str]]:
                         place,
                         name,
                         f"{slope:.3f} ± {error:.3f}",
-                        "" if theory is None else theory.share(),
+                        "" if theory is None else str(theory),
                         f"{curve.mse[-1] * last:.3g} ± {curve.se[-1] * last:.2g}",
                     ]
                 )
@@ -197,7 +202,7 @@ def ratio_rows(found: dict[str, Fused]) -> list[list[str]]:
     for problem, one in found.items():
         for place, curves in one.curves.items():
             ratio, error = curves["bce"].last_over(curves["emmse"])
-            bias = one.theory[place]["emmse"].bias_over_sd()
+            bias = one.theory[place]["emmse"].bias_over_sd
             rows.append([problem, place, f"{bias:.2f}", f"{ratio:.2g} ± {error:.1g}"])
     return rows
 
@@ -208,7 +213,7 @@ def lead(found: dict[str, Fused]) -> str:
     for one in found.values():
         slopes.append(one.curves[PRIOR]["bce"].slope())
         for place, curves in one.curves.items():
-            if one.theory[place]["emmse"].bias_over_sd() > BIASED:
+            if one.theory[place]["emmse"].bias_over_sd > BIASED:
                 ratios.append(curves["bce"].last_over(curves["emmse"])[0])
     sizes = next(iter(found.values())).curves[PRIOR]["bce"].sizes
     told = " and ".join(f"{slope:.3f} ± {error:.3f}" for slope, error in slopes)
@@ -229,35 +234,35 @@ EXPERIMENT = Experiment(
         "smoke": Settings(
             snr_steps=60,
             refit_units=4_000,
+            polynomials=3,
             covariance_steps=40,
             sensors=100,
             networks=6,
             prior_networks=8,
             mle_networks=2,
             repeats=2_000,
-            prior_repeats=200,
         ),
         "quick": Settings(
             snr_steps=2_000,
             refit_units=1_000_000,
+            polynomials=8,
             covariance_steps=2_000,
             sensors=10_000,
             networks=100,
             prior_networks=200,
             mle_networks=8,
             repeats=500_000,
-            prior_repeats=10_000,
         ),
         "paper": Settings(
             snr_steps=20_000,
             refit_units=4_000_000,
+            polynomials=8,
             covariance_steps=20_000,
             sensors=10_000,
             networks=1_000,
             prior_networks=1_000,
             mle_networks=50,
             repeats=2_000_000,
-            prior_repeats=20_000,
         ),
     },
     body=body,
