@@ -114,6 +114,13 @@ class TestAveraged:
         garbage[[1, 4]] = np.nan, np.inf
         mask = np.array([True, False, True, True, False, True])
         same(mvue.Averaged.of(garbage, mask=mask), mvue.Averaged.of(y[mask]))
+        same(mvue.Averaged.of(garbage, mask.astype(float)), mvue.Averaged.of(y[mask]))
+        holes = np.where(np.stack([mask, ~mask], axis=1), y, np.nan)
+        for found in (
+            mvue.Averaged.of(holes, mask=~np.isnan(holes)),
+            jax.jit(lambda y, m: mvue.Averaged.of(y, mask=m))(holes, ~np.isnan(holes)),
+        ):
+            assert np.allclose(found.estimate, [y[mask, 0].mean(), y[~mask, 1].mean()])
         by_component = np.stack([mask, ~mask], axis=1)
         found = mvue.Averaged.of(y, mask=by_component)
         assert np.allclose(found.estimate, [y[mask, 0].mean(), y[~mask, 1].mean()])

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 NonFinite = Literal["error", "skip"]
 
@@ -73,7 +74,7 @@ class Averaged(eqx.Module):
         Args:
             estimates: shape (..., M, d), M estimates of d components.
             weights: not negative, shape (..., M), or (..., M, d) for weights by component; for
-                example inverse variances. Equal by default.
+                example inverse variances. Equal by default. No weight is as good as a mask.
             mask: True for the estimates that are there, shape (..., M) or (..., M, d). The others
                 may be anything.
             nonfinite: what to do about an estimate that is not finite and not masked: "error", or
@@ -82,7 +83,7 @@ class Averaged(eqx.Module):
         """
         if nonfinite not in ("error", "skip"):
             raise ValueError(f"nonfinite must be 'error' or 'skip', got {nonfinite!r}")
-        xp = jnp if is_traced(estimates, weights, mask) else np
+        xp: Any = jnp if is_traced(estimates, weights, mask) else np
         values = _floating(xp, estimates)
         if values.ndim < 2:
             raise ValueError(
@@ -98,10 +99,10 @@ class Averaged(eqx.Module):
         if there.dtype != bool:
             raise TypeError(f"mask must be of booleans, got {there.dtype}: give mask != 0")
         wrong = there & ~(xp.isfinite(w) & (w >= 0))
-        finite = xp.isfinite(values).all(axis=-1, keepdims=True)
-        failed = there.any(axis=-1, keepdims=True) & ~finite
+        there = there & (w != 0)
+        failed = (there & ~xp.isfinite(values)).any(axis=-1, keepdims=True)
         if nonfinite == "skip":
-            there = there & finite
+            there = there & ~failed
         if xp is np:
             _refuse("weights must be finite and not negative", w, wrong.any(axis=-1))
             if nonfinite == "error":
@@ -140,19 +141,19 @@ class Averaged(eqx.Module):
         of_a, of_b = a.weight / unit, b.weight / unit
         apart = (b.mean - a.mean) + (b.mean_rest - a.mean_rest)
         mean, rest = _two_sum(a.mean, a.mean_rest + of_b * apart)
+        parts = zip(a.moved(-of_b * apart), b.moved(of_a * apart), strict=True)
+        squared, tilt, spread = (of_a**2 * one + of_b**2 * two for one, two in parts)
+        cross = of_a**2 * a.share_cross + of_b**2 * b.share_cross + 2 * of_a * of_b
         return Averaged(
             self.count + other.count,
             self.skipped + other.skipped,
             total,
             mean,
             rest,
-            *(
-                of_a**2 * moved_a + of_b**2 * moved_b
-                for moved_a, moved_b in zip(
-                    a.moved(-of_b * apart), b.moved(of_a * apart), strict=True
-                )
-            ),
-            of_a**2 * a.share_cross + of_b**2 * b.share_cross + 2 * of_a * of_b,
+            squared,
+            tilt,
+            spread,
+            cross,
         )
 
     @property
@@ -236,7 +237,7 @@ def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
 
 def is_traced(*trees: Any) -> bool:
     """Whether any of the arrays is inside of a compiled or transformed function."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def _arrays(*values: Any) -> tuple[Any, list[Any]]:
