@@ -85,10 +85,10 @@ class Averaged(eqx.Module):
             raise ValueError(f"nonfinite must be 'error' or 'skip', got {nonfinite!r}")
         xp: Any = jnp if is_traced(estimates, weights, mask) else np
         values = _floating(xp, estimates)
-        if values.ndim < 2:
+        if values.ndim < 2 or values.shape[-2] == 0:
             raise ValueError(
-                f"estimates must have shape (..., M, d), got shape {values.shape}: M numbers are "
-                "estimates[:, None], one estimate is added with add"
+                f"estimates must have shape (..., M, d) with M > 0, got shape {values.shape}: M "
+                "numbers are estimates[:, None], one estimate is added with add"
             )
         w = xp.ones_like(values)
         if weights is not None:
@@ -111,7 +111,8 @@ class Averaged(eqx.Module):
         w = xp.where(wrong, xp.nan, xp.where(there, w, 0.0))
         skipped = (failed[..., 0] & (nonfinite == "skip")).sum(axis=-1)
         used = (w > 0).any(axis=-1).sum(axis=-1)
-        return cls(used, skipped, *_totals(xp, xp.where(there, values, 0.0), w))
+        equal = weights is None and mask is None and nonfinite == "error"
+        return cls(used, skipped, *_totals(xp, xp.where(there, values, 0.0), w, equal=equal))
 
     def add(self, estimate: Any, weight: Any = 1.0) -> "Averaged":
         """With one more estimate, (d,), of a weight that is a number or one for each component."""
@@ -206,8 +207,8 @@ class _Sums(NamedTuple):
         )
 
 
-def _totals(xp: Any, values: Any, w: Any) -> _Sums:
-    """Of estimates (..., M, d), those without weight zero."""
+def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> _Sums:
+    """Of estimates (..., M, d), those without weight zero; `equal` if all weights are 1."""
     total = w.sum(axis=-2)
     share = w / xp.where(total > 0, total, 1.0)[..., None, :]
     first = (share * values).sum(axis=-2)
@@ -215,8 +216,12 @@ def _totals(xp: Any, values: Any, w: Any) -> _Sums:
     mean, rest = _two_sum(first, xp.where(total > 0, more, 0.0))
     away = (values - mean[..., None, :]) - rest[..., None, :]
     squared = share**2
-    none = xp.zeros_like(share[..., :1, :])
-    before = xp.concatenate([none, xp.cumsum(share, axis=-2)[..., :-1, :]], axis=-2)
+    if equal:
+        cross = xp.full_like(total, 1 - 1 / values.shape[-2])
+    else:
+        none = xp.zeros_like(share[..., :1, :])
+        before = xp.concatenate([none, xp.cumsum(share, axis=-2)[..., :-1, :]], axis=-2)
+        cross = 2 * (share * before).sum(axis=-2)
     return _Sums(
         total,
         mean,
@@ -224,7 +229,7 @@ def _totals(xp: Any, values: Any, w: Any) -> _Sums:
         squared.sum(axis=-2),
         (squared * away).sum(axis=-2),
         (squared * away**2).sum(axis=-2),
-        2 * (share * before).sum(axis=-2),
+        cross,
     )
 
 
