@@ -40,8 +40,9 @@ class Settings:
     """At each of the fixed unknowns."""
     prior_networks: int
     """With an unknown each, from the prior."""
-    mle_networks: int
-    """At each of the fixed unknowns, in which the likelihood is maximised."""
+    mle_networks: dict[str, int]
+    """At each of the fixed unknowns, in which the likelihood is maximised, by problem; four times
+    as many with unknowns from the prior."""
     repeats: int
     """Measurements of each fixed unknown from which bias and variance are measured."""
 

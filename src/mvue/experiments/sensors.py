@@ -103,6 +103,7 @@ class Fused:
 def fuse(run: Run, scene: Scene, index: int) -> Fused:
     """Measure one sensor, and networks of them, at fixed unknowns and over the prior."""
     s: Settings = run.settings
+    few = s.mle_networks[scene.name]
     keys = jr.split(jr.fold_in(run.key, 10 + index), 5)
     prior = unstacked(jax.vmap(scene.problem.sample_prior)(jr.split(keys[0], s.prior_networks)))
     run.say(f"{scene.name}: one sensor ...")
@@ -127,7 +128,7 @@ def fuse(run: Run, scene: Scene, index: int) -> Fused:
 
     for kind, sensors, count, thetas, key in (
         ("averages", networks, s.networks, prior, keys[3]),
-        ("likelihood", likelihood, s.mle_networks, prior[: 4 * s.mle_networks], keys[4]),
+        ("likelihood", likelihood, few, prior[: 4 * few], keys[4]),
     ):
         run.say(f"{scene.name}: networks of {s.sensors:,} sensors, {kind} ...")
         found.curves.setdefault(PRIOR, {}).update(over_prior(sensors, thetas, key))
@@ -239,7 +240,7 @@ EXPERIMENT = Experiment(
             sensors=100,
             networks=6,
             prior_networks=8,
-            mle_networks=2,
+            mle_networks={"snr": 2, "covariance": 2},
             repeats=2_000,
         ),
         "quick": Settings(
@@ -250,7 +251,7 @@ EXPERIMENT = Experiment(
             sensors=10_000,
             networks=100,
             prior_networks=200,
-            mle_networks=8,
+            mle_networks={"snr": 8, "covariance": 2},
             repeats=500_000,
         ),
         "paper": Settings(
@@ -261,7 +262,7 @@ EXPERIMENT = Experiment(
             sensors=10_000,
             networks=1_000,
             prior_networks=1_000,
-            mle_networks=50,
+            mle_networks={"snr": 50, "covariance": 20},
             repeats=2_000_000,
         ),
     },
