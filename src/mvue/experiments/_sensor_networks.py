@@ -14,6 +14,7 @@ from jaxtyping import Array
 import mvue
 
 FIRST_FITTED = 10  # the least number of sensors from which a slope is fitted
+LEAST_GROUPS = 100  # a mean of fewer squared errors, and its standard error, say little
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +36,21 @@ class Curve:
         """Standard error of the mean."""
         return self.squares.std(axis=0, ddof=1) / np.sqrt(len(self.squares))
 
+    def trusted(self) -> "Curve":
+        """Only the sizes of which there are enough groups of sensors."""
+        groups = len(self.squares) * self.sizes[-1] // self.sizes
+        enough = groups >= LEAST_GROUPS
+        return Curve(self.sizes[enough], self.squares[:, enough])
+
     def slope(self) -> tuple[float, float]:
         """Of log MSE against log M, by least squares, with its standard error.
 
-        The error takes into account that all sizes were measured on the same networks.
+        The error takes into account that all sizes were measured on the same networks. NaN where
+        there are not two sizes to fit.
         """
         fitted = self.sizes >= FIRST_FITTED
+        if fitted.sum() < 2:
+            return float("nan"), float("nan")
         x = np.log(self.sizes[fitted])
         x = x - x.mean()
         gain = x / np.sum(x**2)
@@ -57,11 +67,8 @@ class Curve:
     def to_dict(self) -> dict[str, Any]:
         """Entries of ``results.json``."""
         entry = {"sensors": self.sizes.tolist(), "mse_over_crb": self.mse.tolist()}
-        entry["mse_over_crb_se"] = self.se.tolist()
-        if np.sum(self.sizes >= FIRST_FITTED) > 1:
-            slope, error = self.slope()
-            entry |= {"slope": slope, "slope_se": error}
-        return entry
+        slope, error = self.slope()
+        return entry | {"mse_over_crb_se": self.se.tolist(), "slope": slope, "slope_se": error}
 
 
 def sizes_up_to(sensors: int) -> np.ndarray:

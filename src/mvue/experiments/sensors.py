@@ -27,7 +27,8 @@ NOTES = (
     "with random numbers of its own. Of bias² its noise is taken off.",
     "mle is the average of every sensor's maximum likelihood estimate, mle_centralised maximises "
     "the likelihood of all measurements together: what could be had if all of them were sent to "
-    "one place. Both are measured on fewer networks than the others.",
+    "one place. Both are measured on fewer networks than the others. Curves end where there are "
+    "fewer than 100 groups of sensors to average over; beyond, the bound stands for the latter.",
     "SNR: bce_network is trained as in the experiment snr. bce is a function of its estimate: "
     "eight polynomials with coefficients from linear BCE with λ = ∞ on fresh simulations over the "
     "whole range, which takes off the bias that training leaves. emmse is trained on the paper's "
@@ -75,8 +76,8 @@ READING = (
 )
 SLOPES = (
     "Slope of log MSE against log M, from 10 sensors on, ± standard error; -1 is an average "
-    "without bias. The MSE of the largest networks is in units of the bound for all of their "
-    "measurements."
+    "without bias. The MSE in the last column is that of so many sensors, in units of the bound "
+    "for all of their measurements."
 )
 PRIOR = "prior"
 
@@ -147,12 +148,12 @@ def plot(found: Fused) -> Any:
     """MSE against the number of sensors, over the prior and at fixed unknowns."""
     count = len(found.curves)
     columns = 3 if count > 4 else 2
-    figure = new_figure(4.4 * columns, 3.7 * -(-count // columns))
+    figure = new_figure(13.2, 3.7 * -(-count // columns))
     panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).ravel())
     names = list(found.curves[PRIOR])
     for ax, (place, curves) in zip(panels, found.curves.items(), strict=False):
         for i, name in enumerate(names):
-            curve = curves[name]
+            curve = curves[name].trusted()
             draw_series(ax, curve.sizes, curve.mse, curve.se, name, i)
             theory = found.theory[place].get(name)
             if theory is not None:
@@ -177,10 +178,12 @@ def plot(found: Fused) -> Any:
 
 def headline_rows(found: dict[str, Fused]) -> list[list[str]]:
     """Slope, bias and final error of every estimator at every place."""
-    rows = [["problem", "unknown", "estimator", "slope", "bias²/variance", "MSE / all-data bound"]]
+    rows = [["problem", "unknown", "estimator", "slope", "bias²/variance"]]
+    rows[0] += ["sensors", "MSE / all-data bound"]
     for problem, one in found.items():
         for place, curves in one.curves.items():
             for name, curve in curves.items():
+                curve = curve.trusted()
                 slope, error = curve.slope()
                 theory = one.theory[place].get(name)
                 last = curve.sizes[-1]
@@ -189,8 +192,9 @@ def headline_rows(found: dict[str, Fused]) -> list[list[str]]:
                         problem,
                         place,
                         name,
-                        f"{slope:.3f} ± {error:.3f}",
+                        f"{slope:.3f} ± {error:.3f}" if error > 0 else "",
                         "" if theory is None else str(theory),
+                        f"{last:,}",
                         f"{curve.mse[-1] * last:.3g} ± {curve.se[-1] * last:.2g}",
                     ]
                 )
@@ -238,8 +242,8 @@ EXPERIMENT = Experiment(
             polynomials=3,
             covariance_steps=40,
             sensors=100,
-            networks=6,
-            prior_networks=8,
+            networks=40,
+            prior_networks=40,
             mle_networks={"snr": 2, "covariance": 2},
             repeats=2_000,
         ),
