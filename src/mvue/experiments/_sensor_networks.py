@@ -67,7 +67,7 @@ class Curve:
     def to_dict(self) -> dict[str, Any]:
         """Entries of ``results.json``."""
         entry = {"sensors": self.sizes.tolist(), "mse_over_crb": self.mse.tolist()}
-        slope, error = self.slope()
+        slope, error = self.trusted().slope()
         return entry | {"mse_over_crb_se": self.se.tolist(), "slope": slope, "slope_se": error}
 
 

@@ -45,6 +45,7 @@ class Settings:
     as many with unknowns from the prior."""
     repeats: int
     """Measurements of each fixed unknown from which bias and variance are measured."""
+    problems: tuple[str, ...] = ("snr", "covariance")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,3 +180,6 @@ def covariance_scene(run: Run) -> Scene:
         # The mean of the sample covariances is that of all samples.
         pooled_mle=lambda x: structure.maximum_likelihood(x.mean(axis=0), tolerance=1e-5),
     )
+
+
+SCENES = {"snr": snr_scene, "covariance": covariance_scene}

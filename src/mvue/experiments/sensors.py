@@ -12,7 +12,7 @@ from mvue.report import Section, report_sections
 
 from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
 from ._sensor_networks import Curve, Networks, Theory, joined, unstacked
-from ._sensor_problems import Scene, Settings, covariance_scene, snr_scene
+from ._sensor_problems import SCENES, Scene, Settings
 
 BIASED = 0.1  # |bias| in standard deviations from which an estimator is called biased
 
@@ -42,7 +42,7 @@ NOTES = (
 
 def body(run: Run) -> Findings:
     """Train, build networks of sensors, and tell."""
-    scenes = [snr_scene(run), covariance_scene(run)]
+    scenes = [SCENES[name](run) for name in run.settings.problems]
     found = {scene.name: fuse(run, scene, i) for i, scene in enumerate(scenes)}
     results: dict[str, Any] = {}
     for scene in scenes:
@@ -246,6 +246,7 @@ EXPERIMENT = Experiment(
             prior_networks=40,
             mle_networks={"snr": 2, "covariance": 2},
             repeats=2_000,
+            problems=("snr",),
         ),
         "quick": Settings(
             snr_steps=2_000,
