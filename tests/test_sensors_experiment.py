@@ -1,7 +1,6 @@
 """The experiment with networks of sensors at its smallest, and its arithmetic on known answers."""
 
 import json
-import types
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -68,7 +67,9 @@ def test_the_covariance_scene_without_training(tmp_path, key):
         def fit(self, name, problem, network, *args, baseline=None, **settings):
             del name, problem, args, settings
             estimator = network if baseline is None else lambda x: baseline(x) + network(x)
-            return types.SimpleNamespace(estimator=estimator)
+            untrained = object.__new__(mvue.Fit)
+            object.__setattr__(untrained, "estimator", estimator)
+            return untrained
 
     settings = EXPERIMENTS["sensors"].presets["quick"]
     scene = covariance_scene(Untrained("quick", settings, 0, tmp_path, print))
