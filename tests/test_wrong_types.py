@@ -30,6 +30,11 @@ cases = [
     (lambda: mvue.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
     (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable or a Fit, got float"),
     (lambda: mvue.assess(np.mean, problem, key=key, repeats=2.5), ValueError, "repeats must be"),
+    (lambda: mvue.average(3.0, y), TypeError, "estimator must be callable or a Fit, got float"),
+    (lambda: mvue.Average(3.0), TypeError, "estimator must be callable or a Fit, got float"),
+    (lambda: mvue.average(np.sum, y, -1), ValueError, "axis must be a whole number"),
+    (lambda: mvue.Averaged.of(y, nonfinite="drop"), ValueError, "nonfinite must be 'error' or"),
+    (lambda: mvue.Averaged.of(y).merge(y), TypeError, "other must be an Averaged, got ndarray"),
 ]
 for call, kind, message in cases:
     try:
@@ -45,4 +50,4 @@ print(len(cases), "refused")
 def test_wrong_types_are_refused_by_name():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "18 refused" in done.stdout
+    assert "23 refused" in done.stdout

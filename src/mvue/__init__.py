@@ -1,6 +1,9 @@
 """Learn minimum-variance unbiased estimators from a simulator, and prove it."""
 
 from ._assess import assess as assess
+from ._average import Average as Average
+from ._average import average as average
+from ._averaged import Averaged as Averaged
 from ._biased_bound import biased_crb as biased_crb
 from ._blackbox import FailedDrawsWarning as FailedDrawsWarning
 from ._blackbox import simulate as simulate

@@ -6,11 +6,12 @@ from .covariance import EXPERIMENT as _COVARIANCE
 from .linear import EXPERIMENT as _LINEAR
 from .regularization import EXPERIMENT as _REGULARIZATION
 from .rssi import EXPERIMENT as _RSSI
+from .sensors import EXPERIMENT as _SENSORS
 from .snr import EXPERIMENT as _SNR
 from .textbook import EXPERIMENT as _TEXTBOOK
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (_SNR, _COVARIANCE, _RSSI, _LINEAR, _REGULARIZATION, _TEXTBOOK)
+    for experiment in (_SNR, _COVARIANCE, _RSSI, _SENSORS, _LINEAR, _REGULARIZATION, _TEXTBOOK)
 }
 """All experiments by name."""
