@@ -9,7 +9,8 @@ import mvue
 
 PACKAGE = Path(mvue.__file__).parent
 LAYERS = [
-    {"_types", "_time_limit", "_version", "_threads", "_frozen", "_small_matrices", "_sorting"},
+    {"_types", "_time_limit", "_version", "_threads", "_registry", "_small_matrices", "_sorting"},
+    {"_frozen", "_model_file", "_model_tree"},
     {"_losses", "_problem", "_theta_columns", "_moments", "_progress", "_checkpoint", "_unit_rows"},
     {
         "_statistics",
@@ -19,6 +20,7 @@ LAYERS = [
         "_theta_features",
         "_repeats",
         "_compiled",
+        "_input_range",
     },
     {"_coordinates", "_compiled", "_executors", "_shard_files", "_unknowns", "_newton", "_anchor"},
     {"_objectives", "_simulated", "_report", "_moment_totals", "_open_units", "_linear", "_look"},
@@ -39,7 +41,8 @@ LAYERS = [
     {"_train"},
     {"_bounds"},
     {"_assess", "_linear_path", "_refit", "_mle"},
-    {"_bootstrap"},
+    {"_bootstrap", "_model"},
+    {"_saved"},
     {"problems", "plot", "sklearn", "datasets"},
     {"report"},
     {"experiments"},

@@ -30,6 +30,7 @@ from ._losses import squared_bias as squared_bias
 from ._mle import MaximumLikelihood as MaximumLikelihood
 from ._mle import Solution as Solution
 from ._mle import maximum_likelihood as maximum_likelihood
+from ._model import Model as Model
 from ._networks import Corrected as Corrected
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized
@@ -45,10 +46,13 @@ from ._problem import Draw as Draw
 from ._problem import Problem as Problem
 from ._refit import LinearReadout as LinearReadout
 from ._refit import refit_last_layer as refit_last_layer
+from ._registry import register as register
 from ._repeats import Repeats as Repeats
 from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
+from ._saved import load as load
+from ._saved import save as save
 from ._shard_files import Shard as Shard
 from ._shard_files import SimulatedDataError as SimulatedDataError
 from ._simulated import SimulatedData as SimulatedData
@@ -61,8 +65,10 @@ from ._types import BoundError as BoundError
 from ._types import CheckpointError as CheckpointError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import IrregularModelError as IrregularModelError
+from ._types import ModelFileError as ModelFileError
 from ._types import NonFiniteWarning as NonFiniteWarning
 from ._types import NoRepeatsWarning as NoRepeatsWarning
+from ._types import OutsideTrainingWarning as OutsideTrainingWarning
 from ._types import SimulatorError as SimulatorError
 from ._types import UnreachedPrecisionWarning as UnreachedPrecisionWarning
 from ._types import UnresolvedSignalWarning as UnresolvedSignalWarning

@@ -6,11 +6,14 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
+from ._registry import register
+
 
 class Frozen(eqx.Module):
     """A module whose arrays are measured, not trained."""
 
 
+@register
 class Affine(Frozen):
     """A fixed map ``(value - shift) @ matrix``.
 

@@ -29,6 +29,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint belongs to another training run, or none of them can be read."""
 
 
+class ModelFileError(ValueError):
+    """A model file is damaged, of a newer format, or needs something else; the message says so."""
+
+
 class BoundError(ValueError):
     """No bound can be computed for a problem; the message says why."""
 
@@ -39,6 +43,10 @@ class IrregularModelError(BoundError):
 
 class ExtrapolationWarning(UserWarning):
     """An estimator is being judged at a value that the prior cannot produce."""
+
+
+class OutsideTrainingWarning(UserWarning):
+    """Some measurements lie far outside of those that an estimator was trained on."""
 
 
 class NonFiniteWarning(UserWarning):
