@@ -53,7 +53,7 @@ class Model:
 
     def __call__(self, x: Measurement) -> Array:
         """The estimate from one measurement, in JAX."""
-        return jnp.reshape(self.function(x), (-1,))
+        return jnp.reshape(self.function(jax.tree.map(jnp.asarray, x)), (-1,))
 
     def predict(self, x: Measurement, *, warn: bool = True) -> np.ndarray:
         """Estimates from many measurements, shape (n, d).

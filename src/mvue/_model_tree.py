@@ -200,7 +200,7 @@ class Decoder:
         fields = {name: self.value(child, depth) for name, child in given.items()}
         try:
             return entry.make(fields)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # whatever a check makes of what it did not expect
             raise BrokenTreeError(f"it has a {entry.name} that cannot be: {error}") from error
 
     def _function(self, node: Node, _: int) -> Any:
