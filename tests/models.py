@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 import mvue
 from mvue import Affine
 from mvue._baseline import Baseline, PlugIn
+from mvue._input_range import TrainedOn
 from mvue._networks import Given, ScaleBack, WithBaseline, perceptron
 from mvue._statistics import Statistics
 from mvue.problems import CovarianceMLP, UnrolledCovariance, rssi_room, structured_covariance
@@ -210,6 +211,16 @@ def save_kind(kind, path):
     saved = KINDS[kind]()
     mvue.save(saved.estimator, path, problem=saved.problem)
     return saved
+
+
+def with_shape(model, x):
+    """A model that knows the shape of a measurement, where its file did not tell."""
+    if model.trained_on is not None:
+        return model
+    d = model(x[0]).shape[0]
+    spec = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    names = tuple(f"y{i}" for i in range(d))
+    return dataclasses.replace(model, trained_on=TrainedOn(names, spec, None, None))
 
 
 def estimates(estimator, x):

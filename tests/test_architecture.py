@@ -42,10 +42,11 @@ LAYERS = [
     {"_bounds"},
     {"_assess", "_linear_path", "_refit", "_mle"},
     {"_bootstrap", "_model"},
-    {"_saved"},
+    {"_saved", "_export", "_data_files"},
     {"problems", "plot", "sklearn", "datasets"},
     {"report"},
     {"experiments"},
+    {"_cli_models"},
     {"cli"},
     {"__main__"},
 ]

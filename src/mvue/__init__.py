@@ -9,6 +9,8 @@ from ._bootstrap import bootstrap_correct as bootstrap_correct
 from ._bounds import Bound as Bound
 from ._bounds import crb as crb
 from ._draws import Failure as Failure
+from ._export import Exported as Exported
+from ._export import export_onnx as export_onnx
 from ._fisher import fisher_information as fisher_information
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
@@ -63,6 +65,7 @@ from ._train import fit as fit
 from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import BoundError as BoundError
 from ._types import CheckpointError as CheckpointError
+from ._types import ExportError as ExportError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import IrregularModelError as IrregularModelError
 from ._types import ModelFileError as ModelFileError

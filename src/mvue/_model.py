@@ -177,11 +177,12 @@ def as_function(estimator: Any) -> Estimator:
     """An estimator as a function of one measurement in JAX."""
     if not is_front(estimator):
         return estimator
-    if hasattr(estimator, "coef_"):
+    with jax.ensure_compile_time_eval():  # it may be asked for while something is traced
+        if not hasattr(estimator, "coef_"):
+            return estimator.estimator_
         weight = jnp.atleast_2d(jnp.asarray(estimator.coef_, jnp.result_type(float)))
         bias = jnp.atleast_1d(jnp.asarray(estimator.intercept_, jnp.result_type(float)))
         return LinearReadout(flatten, weight, bias)
-    return estimator.estimator_
 
 
 @eqx.filter_jit

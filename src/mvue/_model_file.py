@@ -55,7 +55,11 @@ class Contents(NamedTuple):
 
 def write(path: str | Path, contents: Contents) -> None:
     """Write a file whole or not at all."""
-    data = to_bytes(contents)
+    write_bytes(path, to_bytes(contents))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write bytes whole or not at all, with the folders they are in."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")

@@ -33,6 +33,10 @@ class ModelFileError(ValueError):
     """A model file is damaged, of a newer format, or needs something else; the message says so."""
 
 
+class ExportError(ValueError):
+    """An estimator cannot be exported; the message says why."""
+
+
 class BoundError(ValueError):
     """No bound can be computed for a problem; the message says why."""
 
