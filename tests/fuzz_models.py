@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-import models
 import mvue
 from mvue._model_file import Contents, read, to_bytes
 

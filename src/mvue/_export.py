@@ -5,7 +5,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,7 +123,9 @@ def _difference(
     expected = np.asarray(jax.jit(jax.vmap(one))(*x))
     (given,) = session.run(None, dict(zip(names, x, strict=True)))
     if given.shape != expected.shape:
-        raise ExportError(f"the exported estimates have the shape {given.shape}: nothing was written")
+        raise ExportError(
+            f"the exported estimates have the shape {given.shape}: nothing was written"
+        )
     finite = np.isfinite(expected)
     if not finite.any() or not np.array_equal(finite, np.isfinite(given)):
         raise ExportError("the estimates are not finite where they were compared")
@@ -201,11 +203,19 @@ class _Inlined:
         varies = any(value.varies for value in inputs)
         place = {"convert_element_type": 0, "clamp": 1}.get(name)
         known = None if place is None else inputs[place].known
-        if name in _IN_TOTAL_ORDER:
-            return [_Value(_IN_TOTAL_ORDER[name](*arrays), varies)]
-        if name == "concatenate" and varies:
-            arrays = [self.varying(value) for value in inputs]
-        found = eqn.primitive.bind(*arrays, **params)
+        if not varies:
+            with jax.ensure_compile_time_eval():
+                found = eqn.primitive.bind(*arrays, **params)
+        elif name in _IN_TOTAL_ORDER:
+            found = _IN_TOTAL_ORDER[name](*arrays)
+        elif name == "concatenate":
+            found = eqn.primitive.bind(*(self.varying(value) for value in inputs), **params)
+        elif name == "dynamic_slice" and not any(value.varies for value in inputs[1:]):
+            found = _fixed_slice(arrays[0], arrays[1:], params["slice_sizes"])
+        elif name == "gather" and inputs[1].varies and _picks_elements(params, arrays[0].ndim):
+            found = _picked(arrays[0], arrays[1])
+        else:
+            found = eqn.primitive.bind(*arrays, **params)
         found = found if eqn.primitive.multiple_results else [found]
         return [_Value(array, varies, known) for array in found]
 
@@ -215,7 +225,7 @@ class _Inlined:
         order = range(params["length"])
         found = []
         for i in reversed(order) if params["reverse"] else order:
-            slices = [_Value(lax.index_in_dim(x.array, i, 0, False), x.varies) for x in xs]
+            slices = [_Value(_row(x, i), x.varies) for x in xs]
             outputs = self.run(inner, [*consts, *carry, *slices])
             carry = outputs[:carried]
             found.append(outputs[carried:])
@@ -225,8 +235,9 @@ class _Inlined:
         for part in zip(*found, strict=True):
             varies = any(value.varies for value in part)
             arrays = [self.varying(value) if varies else value.array for value in part]
-            rows = [lax.expand_dims(array, (0,)) for array in arrays]
-            stacked.append(_Value(lax.concatenate(rows, 0), varies))
+            with nullcontext() if varies else jax.ensure_compile_time_eval():
+                rows = [lax.expand_dims(array, (0,)) for array in arrays]
+                stacked.append(_Value(lax.concatenate(rows, 0), varies))
         return [*carry, *stacked]
 
     def varying(self, value: _Value) -> Any:
@@ -234,6 +245,40 @@ class _Inlined:
             return value.array
         zero = lax.convert_element_type(self.zero, value.array.dtype)
         return lax.add(value.array, lax.broadcast(zero, value.array.shape))
+
+
+def _row(x: _Value, i: int) -> Any:
+    with nullcontext() if x.varies else jax.ensure_compile_time_eval():
+        return lax.index_in_dim(x.array, i, 0, keepdims=False)
+
+
+def _fixed_slice(operand: Any, starts: list[Any], sizes: tuple[int, ...]) -> Any:
+    limits = [int(full) - size for full, size in zip(operand.shape, sizes, strict=True)]
+    begin = [min(max(int(s), 0), limit) for s, limit in zip(starts, limits, strict=True)]
+    return lax.slice(operand, begin, [b + size for b, size in zip(begin, sizes, strict=True)])
+
+
+def _picks_elements(params: Any, ndim: int) -> bool:
+    """Whether a gather picks single elements along the last axis."""
+    numbers = params["dimension_numbers"]
+    batched = tuple(range(ndim - 1))
+    return (
+        numbers.offset_dims == ()
+        and numbers.start_index_map == (ndim - 1,)
+        and numbers.operand_batching_dims == batched == numbers.start_indices_batching_dims
+    )
+
+
+def _picked(operand: Any, indices: Any) -> Any:
+    """Elements along the last axis, without the gathers that the converter does not know."""
+    shape, size = indices.shape[:-1], operand.shape[-1]
+    place = lax.clamp(np.int32(0), lax.convert_element_type(indices, np.int32), np.int32(size - 1))
+    place = lax.broadcast_in_dim(place, (*shape, size), tuple(range(len(shape) + 1)))
+    axes = tuple(range(len(shape) + 1))[-operand.ndim :]
+    values = lax.broadcast_in_dim(operand, (*shape, size), axes)
+    here = lax.eq(place, lax.broadcasted_iota(np.int32, (*shape, size), len(shape)))
+    kept = lax.select(here, values, lax.full_like(values, 0))
+    return lax.reduce(kept, np.zeros((), kept.dtype), lax.add, (len(shape),))
 
 
 def _reason(error: Exception) -> str:

@@ -22,9 +22,10 @@ DEEPEST = 64
 MOST_NODES = 2**16
 LARGEST_INTEGER = 2**63
 DTYPES = frozenset(
-    ("bool", "bfloat16", "complex64", "complex128")
-    + tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
-    + tuple(f"float{bits}" for bits in (16, 32, 64))
+    (
+        *("bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"),
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    )
 )
 
 Node = Any
