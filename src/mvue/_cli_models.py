@@ -90,6 +90,7 @@ def predict(
                 "problem=problem)"
             )
         features = getattr(loaded.estimator, "feature_names_in_", None)
+        features = None if features is None else list(features)
         names = [*loaded.names, *(["outside"] if flag else [])]
         with Writer(out, names) as writer:
             for piece in read_pieces(data):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -181,7 +181,7 @@ class Writer:
         else:
             np.savetxt(self._stream, values, fmt="%.9g", delimiter=",")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(

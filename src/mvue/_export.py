@@ -208,12 +208,14 @@ class _Inlined:
                 found = eqn.primitive.bind(*arrays, **params)
         elif name in _IN_TOTAL_ORDER:
             found = _IN_TOTAL_ORDER[name](*arrays)
+        elif name == "clamp":
+            found = _clamped(*arrays)
         elif name == "concatenate":
             found = eqn.primitive.bind(*(self.varying(value) for value in inputs), **params)
         elif name == "dynamic_slice" and not any(value.varies for value in inputs[1:]):
             found = _fixed_slice(arrays[0], arrays[1:], params["slice_sizes"])
         elif name == "gather" and inputs[1].varies and _picks_elements(params, arrays[0].ndim):
-            found = _picked(arrays[0], arrays[1])
+            found = lax.reshape(_picked(arrays[0], arrays[1]), eqn.outvars[0].aval.shape)
         else:
             found = eqn.primitive.bind(*arrays, **params)
         found = found if eqn.primitive.multiple_results else [found]
@@ -252,6 +254,14 @@ def _row(x: _Value, i: int) -> Any:
         return lax.index_in_dim(x.array, i, 0, keepdims=False)
 
 
+def _clamped(low: Any, values: Any, high: Any) -> Any:
+    low, high = (
+        end if np.ndim(end) == np.ndim(values) else lax.broadcast(end, values.shape)
+        for end in (low, high)
+    )
+    return lax.max(lax.min(values, high), low)
+
+
 def _fixed_slice(operand: Any, starts: list[Any], sizes: tuple[int, ...]) -> Any:
     limits = [int(full) - size for full, size in zip(operand.shape, sizes, strict=True)]
     begin = [min(max(int(s), 0), limit) for s, limit in zip(starts, limits, strict=True)]
@@ -263,8 +273,9 @@ def _picks_elements(params: Any, ndim: int) -> bool:
     numbers = params["dimension_numbers"]
     batched = tuple(range(ndim - 1))
     return (
-        numbers.offset_dims == ()
-        and numbers.start_index_map == (ndim - 1,)
+        set(params["slice_sizes"]) == {1}
+        and tuple(numbers.offset_dims) in ((), (ndim - 1,))
+        and tuple(numbers.start_index_map) == (ndim - 1,)
         and numbers.operand_batching_dims == batched == numbers.start_indices_batching_dims
     )
 
@@ -272,7 +283,8 @@ def _picks_elements(params: Any, ndim: int) -> bool:
 def _picked(operand: Any, indices: Any) -> Any:
     """Elements along the last axis, without the gathers that the converter does not know."""
     shape, size = indices.shape[:-1], operand.shape[-1]
-    place = lax.clamp(np.int32(0), lax.convert_element_type(indices, np.int32), np.int32(size - 1))
+    place = lax.convert_element_type(indices, np.int32)
+    place = _clamped(np.int32(0), place, np.int32(size - 1))
     place = lax.broadcast_in_dim(place, (*shape, size), tuple(range(len(shape) + 1)))
     axes = tuple(range(len(shape) + 1))[-operand.ndim :]
     values = lax.broadcast_in_dim(operand, (*shape, size), axes)

@@ -66,6 +66,11 @@ class InputRange(eqx.Module):
     @classmethod
     def of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
         """From training draws in pieces of shape (n, p), or (n, elements, p) for sets."""
+        with np.errstate(all="ignore"):  # scores may be infinite
+            return cls._of_draws(pieces, is_set=is_set)
+
+    @classmethod
+    def _of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
         usual, found, first, count = None, None, None, 0
         for piece in pieces:
             values = piece.astype(np.float64)
@@ -101,6 +106,8 @@ class InputRange(eqx.Module):
 
     def outside(self, values: np.ndarray) -> np.ndarray:
         """Which of some measurements are far outside, (n,); those that are not finite are."""
+        if not len(values):
+            return np.zeros(0, bool)
         scores = self.scores(np.asarray(values, np.float64))
         return ~(scores <= self.limits).all(axis=1)
 
