@@ -96,7 +96,7 @@ def test_few_false_alarms(is_set, seed):
             draw = getattr(rng, name)
             at = (0.3,) if name == "poisson" else ()
             known = InputRange.of_draws([draw(*at, size=(DRAWS, *shape))], is_set=is_set)
-            fresh = draw(*at, size=(50_000, *shape))
+            fresh = draw(*at, size=(50_000, *shape)).astype(float)
             assert known.outside(fresh).mean() < 1e-3
             assert known.outside(np.full_like(fresh[:1], np.nan)).all()
         few = InputRange.of_draws([rng.normal(size=(100, *shape))], is_set=is_set)

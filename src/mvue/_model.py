@@ -76,7 +76,9 @@ class Model:
                     stacklevel=2,
                 )
         if is_front(self.estimator):
-            return self.estimator.predict(x)
+            with warnings.catch_warnings():  # columns are in order where they have no names
+                warnings.filterwarnings("ignore", "X does not have valid feature names")
+                return self.estimator.predict(x)
         leaves = jax.tree.leaves(x)
         count = len(leaves[0])
         size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
@@ -98,6 +100,7 @@ class Model:
             x: measurements with a leading axis.
         """
         x = self._checked(x)
+        x = np.asarray(x) if hasattr(x, "columns") else x
         seen = None if self.trained_on is None else self.trained_on.inputs
         if seen is not None:
             return seen.outside(numbers_of(x, is_set=seen.is_set))
