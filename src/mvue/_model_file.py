@@ -217,5 +217,5 @@ def _digest(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:
     for name in sorted(tensors):
         array = tensors[name]
         digest.update(json.dumps([name, CODES[array.dtype], list(array.shape)]).encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

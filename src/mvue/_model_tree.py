@@ -118,10 +118,10 @@ class Encoder:
             if not all(type(text) is str for text in texts):
                 raise UnsavableError(f"{path} is an array of Python objects")
             return {"strings": texts, "shape": list(array.shape), "object": array.dtype.kind == "O"}
-        node = {"array": path, "kind": kind}
+        node: dict[str, Any] = {"array": path, "kind": kind}
         if array.dtype.kind == "c":
             node["complex"] = True
-            array = np.stack([array.real, array.imag], axis=-1)
+            array = np.stack([np.real(array), np.imag(array)], axis=-1)
         self.tensors[path] = array
         return node
 

@@ -144,7 +144,7 @@ def _fields_of(target: Any, fields: Sequence[str] | None) -> tuple[str, ...] | N
     if dataclasses.is_dataclass(target):
         return tuple(field.name for field in dataclasses.fields(target))
     if issubclass(target, tuple) and hasattr(target, "_fields"):
-        return tuple(target._fields)
+        return tuple(getattr(target, "_fields"))  # noqa: B009
     if issubclass(target, enum.Enum):
         return None
     if issubclass(target, dict):

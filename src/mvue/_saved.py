@@ -275,7 +275,8 @@ def _filled(like: Any, leaves: Any) -> Any:
 
 def _check(model: Model) -> None:
     """Refuse a model that fails on the very measurements that it says it is for."""
-    known, estimator = model.trained_on, model.estimator
+    known = model.trained_on
+    estimator: Any = model.estimator
     try:
         if not callable(estimator) and not is_front(estimator):
             raise TypeError(f"a {type(estimator).__name__} is not a function")
