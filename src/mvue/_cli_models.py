@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -220,7 +220,7 @@ def _problem(name: str) -> Problem:
     except Exception as error:
         more = "" if ":" in name else f", {', '.join(others)}, or module:attribute"
         _fail(f"--problem {name}: {error}{more}", EXIT_USAGE)
-    found = getattr(found, "problem", found)
+    found: Any = getattr(found, "problem", found)
     if not isinstance(found, Problem):
         _fail(f"--problem {name} is not a mvue.Problem but {type(found).__name__}", EXIT_USAGE)
     return found
@@ -238,7 +238,7 @@ def _explained() -> Iterator[None]:
         _fail(str(error), EXIT_FAILED)
 
 
-def _fail(message: str, code: int) -> Any:
+def _fail(message: str, code: int) -> NoReturn:
     console = Console(stderr=True, highlight=False)
     console.print(message, style="red", markup=False, soft_wrap=True)
     raise typer.Exit(code)

@@ -161,8 +161,10 @@ class Writer:
             self._schema = pyarrow.schema([(name, pyarrow.float64()) for name in self.names])
             self._table = parquet.ParquetWriter(self._partial, self._schema)
         elif self.path is not None:
-            text = {"encoding": "utf-8", "newline": ""} if self.kind == ".csv" else {}
-            self._stream = self._partial.open("w" if self.kind == ".csv" else "wb", **text)
+            if self.kind == ".csv":
+                self._stream = self._partial.open("w", encoding="utf-8", newline="")
+            else:
+                self._stream = self._partial.open("wb")
         if self.kind == ".csv":
             csv.writer(self._stream, lineterminator="\n").writerow(self.names)
         elif self.kind == ".npy":

@@ -109,7 +109,7 @@ class InputRange(eqx.Module):
         if not len(values):
             return np.zeros(0, bool)
         scores = self.scores(np.asarray(values, np.float64))
-        return ~(scores <= self.limits).all(axis=1)
+        return np.asarray(~(scores <= self.limits).all(axis=1))
 
     def scores(self, values: np.ndarray) -> np.ndarray:
         """The scores of measurements, (n, kinds)."""
@@ -136,7 +136,7 @@ def numbers_of(x: Measurement, *, is_set: bool) -> np.ndarray:
     """All numbers of measurements with a leading axis, (n, p); of sets, (n, elements, p)."""
     leaves = []
     for leaf in map(np.asarray, jax.tree.leaves(x)):
-        parts = [leaf.real, leaf.imag] if np.iscomplexobj(leaf) else [leaf]
+        parts = [np.real(leaf), np.imag(leaf)] if np.iscomplexobj(leaf) else [leaf]
         keep = leaf.shape[:2] if is_set else leaf.shape[:1]
         leaves += [part.reshape(*keep, int(np.prod(leaf.shape[len(keep) :]))) for part in parts]
     return np.concatenate(leaves, axis=-1)

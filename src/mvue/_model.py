@@ -105,7 +105,7 @@ class Model:
         if seen is not None:
             return seen.outside(numbers_of(x, is_set=seen.is_set))
         numbers = numbers_of(x, is_set=False)
-        return ~np.isfinite(numbers).all(axis=1)
+        return np.asarray(~np.isfinite(numbers).all(axis=1))
 
     @functools.cached_property
     def function(self) -> Estimator:

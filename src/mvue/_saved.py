@@ -285,7 +285,7 @@ def _check(model: Model) -> None:
         _check_trained_on(known)
         x = known.x
         if is_front(estimator):
-            if x.shape != (estimator.n_features_in_,):
+            if x.shape != (getattr(estimator, "n_features_in_", None),):
                 raise ValueError("the number of columns is not that of a measurement")
             x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
         with warnings.catch_warnings():
