@@ -54,7 +54,7 @@ def test_what_cannot_be_exported(tmp_path):
 
     problem = dataclasses.replace(models.line_problem(), names=None)
     mvue.save(Searching(jnp.ones(2)), tmp_path / "m.mvue", problem=problem)
-    with pytest.raises(mvue.ExportError, match="the operation 'eigh"):
+    with pytest.raises(mvue.ExportError, match=r"cannot be exported.*eigh"):
         mvue.export_onnx(mvue.load(tmp_path / "m.mvue"), tmp_path / "m.onnx")
     mvue.save(eqx.nn.Linear(2, 2, key=jr.key(0)), tmp_path / "m.mvue")
     with pytest.raises(mvue.ExportError, match="problem="):
