@@ -117,7 +117,7 @@ def test_key_decides_everything(line):
         (lambda key, t: (t + jr.normal(key, (4,)), 1j * jr.normal(key, (4, 2))), True),
     ],
 )
-def test_default_network_suits_the_problem(simulate, exchangeable):
+def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     problem = mvue.Problem(dist.Uniform(100.0, 101.0), simulate, exchangeable=exchangeable)
     fit = mvue.fit(problem, key=jr.key(0), steps=20)
     x = jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(1), 1, 1).x)
@@ -128,6 +128,12 @@ def test_default_network_suits_the_problem(simulate, exchangeable):
     if exchangeable:
         reverse = jax.tree.map(lambda leaf: leaf[::-1], x)
         np.testing.assert_allclose(fit.estimator(reverse), estimate, rtol=1e-4)
+    mvue.save(fit, tmp_path / "model.mvue")
+    model = mvue.load(tmp_path / "model.mvue")
+    np.testing.assert_allclose(model(x), estimate, rtol=1e-5)
+    assert model.training["ranges"][0]["interest"] == [100.0, 101.0]
+    fresh = jax.tree.map(lambda leaf: leaf[:, 0], problem.draw(jr.key(2), 2_000, 1).x)
+    assert model.outside(fresh).mean() < 2e-3
 
 
 def test_scaling_is_measured_not_trained(line, key):

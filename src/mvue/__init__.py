@@ -12,6 +12,8 @@ from ._bootstrap import bootstrap_correct as bootstrap_correct
 from ._bounds import Bound as Bound
 from ._bounds import crb as crb
 from ._draws import Failure as Failure
+from ._export import Exported as Exported
+from ._export import export_onnx as export_onnx
 from ._fisher import fisher_information as fisher_information
 from ._fit import Fit as Fit
 from ._fit import Outcome as Outcome
@@ -34,6 +36,7 @@ from ._losses import squared_bias as squared_bias
 from ._mle import MaximumLikelihood as MaximumLikelihood
 from ._mle import Solution as Solution
 from ._mle import maximum_likelihood as maximum_likelihood
+from ._model import Model as Model
 from ._networks import Corrected as Corrected
 from ._networks import DeepSet as DeepSet
 from ._networks import Standardized as Standardized
@@ -49,10 +52,13 @@ from ._problem import Draw as Draw
 from ._problem import Problem as Problem
 from ._refit import LinearReadout as LinearReadout
 from ._refit import refit_last_layer as refit_last_layer
+from ._registry import register as register
 from ._repeats import Repeats as Repeats
 from ._report import Assessment as Assessment
 from ._report import PriorAverage as PriorAverage
 from ._report import Report as Report
+from ._saved import load as load
+from ._saved import save as save
 from ._shard_files import Shard as Shard
 from ._shard_files import SimulatedDataError as SimulatedDataError
 from ._simulated import SimulatedData as SimulatedData
@@ -64,10 +70,13 @@ from ._types import BiasToleranceWarning as BiasToleranceWarning
 from ._types import BoundError as BoundError
 from ._types import CheckpointError as CheckpointError
 from ._types import CheckpointWarning as CheckpointWarning
+from ._types import ExportError as ExportError
 from ._types import ExtrapolationWarning as ExtrapolationWarning
 from ._types import IrregularModelError as IrregularModelError
+from ._types import ModelFileError as ModelFileError
 from ._types import NonFiniteWarning as NonFiniteWarning
 from ._types import NoRepeatsWarning as NoRepeatsWarning
+from ._types import OutsideTrainingWarning as OutsideTrainingWarning
 from ._types import SimulatorError as SimulatorError
 from ._types import UnreachedPrecisionWarning as UnreachedPrecisionWarning
 from ._types import UnresolvedSignalWarning as UnresolvedSignalWarning

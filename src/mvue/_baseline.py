@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ._frozen import Affine, Frozen
 from ._problem import Problem, finite_units
+from ._registry import register
 from ._survey import Survey
 from ._types import Key
 
@@ -33,6 +34,7 @@ RIDGE = 1e-4
 LINEAR_RIDGE = 1e-5
 
 
+@register
 class PlugIn(Frozen):
     """y and its standard deviation from statistics of x, by regression with random features."""
 
@@ -66,6 +68,7 @@ class PlugIn(Frozen):
         return jnp.concatenate([standard, curved, jnp.ones(1, standard.dtype)])
 
 
+@register
 class Baseline(Frozen):
     """A linear function of natural statistics, and of the plug-in estimate and its corrections.
 

@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from ._input_range import TrainedOn
+from ._problem import Problem
+from ._registry import register
 from ._survey import Survey
 from ._types import Estimator
 
 
+@register
 class Outcome(enum.StrEnum):
     """How training ended."""
 
@@ -19,6 +23,7 @@ class Outcome(enum.StrEnum):
     DIVERGED = "diverged"
 
 
+@register
 class History(dict[str, list[float]]):
     """How training went: columns of equal length, one row for each validation.
 
@@ -43,6 +48,7 @@ class History(dict[str, list[float]]):
         return int(np.nanargmin(scores)) if np.isfinite(scores).any() else None
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """A trained estimator and how it came about."""
@@ -71,6 +77,10 @@ class Fit:
     """What was trained, and how."""
     survey: Survey | None
     """What was decided about training; None where everything was given."""
+    problem: Problem | None = None
+    """What was simulated, with the prior that was trained on; None for training on data."""
+    trained_on: TrainedOn | None = None
+    """What the data looked like; None for training on simulations."""
 
     def __str__(self) -> str:
         s, seen = self.settings, self.held_out

@@ -1,5 +1,6 @@
 """Training on fixed data in which unknowns were measured several times."""
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from ._devices import mesh_for
 from ._fit import Fit
 from ._fixed_data import DataLoss, FixedData
 from ._frozen import count_weights
+from ._input_range import trained_on_rows
 from ._loop import Keys, Schedule, describe_network, refuse_tracing, train
 from ._losses import Penalty, effective_bias_weight
 from ._networks import Standardized, perceptron, scale_back, scaling
@@ -138,7 +140,7 @@ def fit_data(
         else f"{len(held_out.x):,} rows of {len(held_out.y):,} units"
         + (", on which the weights were chosen" if keep == "best" else ""),
     }
-    return train(
+    trained = train(
         program,
         Keys(key, train_key, validation_key, train_key),
         schedule,
@@ -151,6 +153,7 @@ def fit_data(
         feed=lambda step: prepared.feed(step, steps),
         held_out=padded_pool(held_out),
     )
+    return dataclasses.replace(trained, trained_on=trained_on_rows(training.x, training.y))
 
 
 def default_data_network(

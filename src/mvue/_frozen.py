@@ -6,6 +6,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
+from ._registry import register
+
 
 class Frozen(eqx.Module):
     """A part of a network whose arrays are measured or known, and never trained.
@@ -14,6 +16,7 @@ class Frozen(eqx.Module):
     """
 
 
+@register
 class Affine(Frozen):
     """A fixed map ``(value - shift) @ matrix``.
 

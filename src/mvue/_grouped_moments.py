@@ -20,6 +20,7 @@ import numpy as np
 
 from ._moment_totals import Totals, add_up, gram_of
 from ._open_units import Block, OpenUnits, is_in
+from ._registry import check_shapes, register
 from ._unit_rows import UnitRows, group_rows, kind_of_ids
 
 SHIFT_SAMPLE = 1024
@@ -82,6 +83,20 @@ class MomentSummary(NamedTuple):
         )
 
 
+def _check(loaded: "GroupedMoments") -> None:
+    if not isinstance(loaded.totals, Totals) or not isinstance(loaded.open, OpenUnits):
+        raise ValueError("the totals are missing")
+    p, d = loaded.totals.shift_x.size, loaded.totals.shift_y.size
+    for block in loaded.open.blocks:
+        units, rows = np.size(block.keys), len(block.scaled_sums)
+        check_shapes(block, keys=(units,), weight=(units,), place=(units,), y=(units, d))
+        check_shapes(block, scaled_sums=(rows, p))
+
+
+@register(
+    fields=("max_open_units", "keyed_by", "totals", "open", "folded_keys", "folded_units"),
+    check=_check,
+)
 class GroupedMoments:
     """An accumulator of grouped rows: add pieces, merge accumulators, read a `MomentSummary`.
 

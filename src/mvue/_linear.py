@@ -9,8 +9,10 @@ import numpy as np
 from jax.core import Tracer
 
 from ._losses import check_bias_weight
+from ._registry import register
 
 
+@register
 class LinearEstimator(eqx.Module):
     """The estimate ``weight @ x`` of y from one measurement x = H y + n.
 

@@ -8,12 +8,14 @@ import numpy as np
 
 from ._grouped_moments import GroupedMoments, MomentSummary
 from ._noise_spectrum import check_units, intercept, spectrum_of
+from ._registry import register
 from ._unit_rows import UnitRows, group_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearBCEPath:
     """Linear estimators for a list of bias weights, each with its error on held-out units.

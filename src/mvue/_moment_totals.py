@@ -7,12 +7,23 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from ._registry import check_shapes, register
 from ._threads import in_threads, worker_count
 from ._unit_rows import UnitRows
 
 BLOCK_ROWS = 5120
 
 
+def _check(loaded: "Totals") -> None:
+    p, d = np.size(loaded.shift_x), np.size(loaded.shift_y)
+    check_shapes(loaded, shift_x=(p,), sum_x=(p,), shift_y=(d,), sum_y=(d,))
+    check_shapes(loaded, xx=(p, p), between=(p, p), xy=(p, d), yy=(d, d))
+
+
+@register(
+    fields=("shift_x", "shift_y", "weight", "sum_x", "sum_y", "xx", "between", "xy", "yy"),
+    check=_check,
+)
 class Totals:
     """Sums over rows about a shift, and the part between units of those that are folded."""
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from ._baseline import Baseline, PlugIn, fit_baseline
 from ._frozen import Affine, Frozen
 from ._problem import Draw, Problem, key_for, pilot_draw
+from ._registry import register
 from ._statistics import Statistics, flatten
 from ._survey import Survey
 from ._types import Estimator, Key, Measurement
@@ -27,6 +28,7 @@ WIDTH = 64
 INNER_WIDTH, INNER_OUT = 16, 8
 
 
+@register
 class Standardized(eqx.Module):
     """An estimator in natural units around a network in standard units.
 
@@ -43,6 +45,7 @@ class Standardized(eqx.Module):
         return self.head(x, self.network(self.inputs(self.features(x))))
 
 
+@register
 class ScaleBack(eqx.Module):
     """The head that turns standard units into those of y."""
 
@@ -54,6 +57,7 @@ class ScaleBack(eqx.Module):
         return self.outputs(z)
 
 
+@register
 class DeepSet(eqx.Module):
     """A network for a set of vectors, shape (n, p): the order of the n does not matter.
 
@@ -111,6 +115,7 @@ def standardize(
     return Standardized(features or flatten, inputs, network, head or scale_back(pilot.y))
 
 
+@register
 class Given(Frozen):
     """An estimator that somebody brings; it is not trained."""
 
@@ -121,6 +126,7 @@ class Given(Frozen):
         return jnp.reshape(self.estimator(x), (-1,))
 
 
+@register
 class WithBaseline(eqx.Module):
     """The sum of an estimator that is known to be unbiased and of a network that corrects it."""
 
@@ -132,6 +138,7 @@ class WithBaseline(eqx.Module):
         return self.baseline(x) + jnp.reshape(self.network(x), (-1,))
 
 
+@register
 class Corrected(eqx.Module):
     """A baseline in closed form and a network that corrects it, in units of the expected error.
 

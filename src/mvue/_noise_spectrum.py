@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._grouped_moments import MomentSummary
+from ._registry import register
 from ._types import NoRepeatsWarning, UnresolvedSignalWarning
 
 UNRESOLVED_BIAS_WEIGHT = 10.0
@@ -34,6 +35,7 @@ EXACT_RESOLUTION = 1e-10
 """What rounding alone can make of a signal share that is zero."""
 
 
+@register
 class NoiseSpectrum(NamedTuple):
     """Uncorrelated directions of x with the noise share of each."""
 
@@ -66,6 +68,7 @@ class NoiseSpectrum(NamedTuple):
         return int((self.gains(bias_weight) != formula).sum())
 
 
+@register
 class LinearFit(NamedTuple):
     """The estimator ``coefficients @ x + intercept`` and the spectrum behind it."""
 

@@ -4,7 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._registry import register
 
+
+@register
 class Block(NamedTuple):
     """Open units whose sums lie together; a unit that leaves is struck out, its sum set to zero."""
 
@@ -30,6 +33,7 @@ class Block(NamedTuple):
         return self._replace(keys=self.keys[which], weight=self.weight[which], y=self.y[which])
 
 
+@register(fields=("blocks", "pinned"))
 class OpenUnits:
     """Sums of the units that may still grow, in blocks from the one touched first to the last.
 

@@ -215,7 +215,7 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
     Unknowns with a non-finite measurement are left out, if they are few.
     """
-    draw = _compiled_draw(problem, key, n, max(m, 2))
+    draw = compiled_draw(problem, key, n, max(m, 2))
     finite = finite_units(draw)
     failing = nonfinite_error(n - int(finite.sum()), n)
     if failing:
@@ -235,7 +235,8 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
+def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
+    """`Problem.draw`, compiled."""
     return problem.draw(key, n, m)
 
 

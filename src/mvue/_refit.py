@@ -16,12 +16,14 @@ from ._grouped_moments import GroupedMoments
 from ._losses import check_bias_weight
 from ._noise_spectrum import fit_moments
 from ._problem import Draw, Problem, check_count, finite_units, key_for, nonfinite_error
+from ._registry import register
 from ._types import Estimator, Key, Measurement, NonFiniteWarning
 
 PIECE_NUMBERS = 2**22  # numbers held at a time, 32 MB in float64
 EXAMPLES = 4
 
 
+@register
 class LinearReadout(eqx.Module):
     """The estimate ``weight @ features(x) + bias``."""
 
@@ -34,6 +36,7 @@ class LinearReadout(eqx.Module):
         return self.weight @ self.features(x) + self.bias
 
 
+@register
 class LastLayerFeatures(eqx.Module):
     """What the last linear layer of a network sees, in the form in which it reaches the output.
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._frozen import Affine
+from ._registry import register
 from ._small_matrices import cholesky
 from ._sorting import sort
 from ._types import Measurement
@@ -22,9 +23,11 @@ Kind = Literal["scalars", "vectors", "flat"]
 LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
 LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
 LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
+LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
 RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
 
 
+@register
 class Statistics(eqx.Module):
     """Statistics of a measurement: of a set of scalars, a set of vectors, or any numbers."""
 
@@ -116,11 +119,13 @@ def choose_statistics(x: Measurement, *, exchangeable: bool) -> Statistics:
     return Statistics(kind, bool((values > 0).all()) and not whole, Affine(shift, matrix))
 
 
+@register
 def flatten(x: Measurement) -> Float[Array, " p"]:
     """All numbers of one measurement in one vector."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in _real_leaves(x)])
 
 
+@register
 def stack_elements(x: Measurement) -> Float[Array, "n p"]:
     """The elements of one exchangeable measurement as rows."""
     leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in _real_leaves(x)]
@@ -178,6 +183,11 @@ def _products(values: Float[Array, " p"]) -> Float[Array, " q"]:
 
 
 def _upper(matrix: Float[Array, "p p"], offset: int = 0) -> Float[Array, " q"]:
+    if matrix.shape[0] > LARGEST_PAIRS:
+        raise ValueError(
+            f"products of all pairs of {matrix.shape[0]:,} numbers are too many, at most "
+            f"{LARGEST_PAIRS:,} will do: give a network of your own"
+        )
     return matrix[np.triu_indices(matrix.shape[0], offset)]
 
 

@@ -175,7 +175,7 @@ def fit(
         "batch": f"N = {batch_size}, M = {replicates}",
         "held_out": "averages over the unknowns trained on",
     }
-    return train(
+    trained = train(
         program,
         Keys(key, train_key, validation_key, anchor_key),
         schedule,
@@ -185,6 +185,7 @@ def fit(
         anchors=anchors,
         survey=seen,
     )
+    return dataclasses.replace(trained, problem=problem)
 
 
 def _typical(pilot: Draw) -> list[str]:

@@ -33,6 +33,14 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; training goes on without it."""
 
 
+class ModelFileError(ValueError):
+    """A model file is damaged, of a newer format, or needs something else; the message says so."""
+
+
+class ExportError(ValueError):
+    """An estimator cannot be exported; the message says why."""
+
+
 class BoundError(ValueError):
     """No bound can be computed for a problem; the message says why."""
 
@@ -43,6 +51,10 @@ class IrregularModelError(BoundError):
 
 class ExtrapolationWarning(UserWarning):
     """An estimator is being judged at a value that the prior cannot produce."""
+
+
+class OutsideTrainingWarning(UserWarning):
+    """Some measurements lie far outside of those that an estimator was trained on."""
 
 
 class NonFiniteWarning(UserWarning):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ._cli_models import add_commands
 from ._types import CheckpointError
 from ._version import __version__
 
@@ -78,8 +79,8 @@ def reproduce(
 ) -> None:
     """Run an experiment and write its report.
 
-    Leaves index.html (open it in a browser), results.json and figures/ in the folder. Ctrl-C
-    stops it with exit code 130; the same command resumes.
+    Leaves index.html (open it in a browser), results.json, figures/ and model-NAME.mvue (see
+    `mvue info`) in the folder. Ctrl-C stops it with exit code 130; the same command resumes.
     """
     from .experiments import EXPERIMENTS, InterruptedRunError
 
@@ -111,6 +112,9 @@ def reproduce(
     else:
         typer.echo(found.table)
         typer.echo(f"\nReport: {folder / 'index.html'}\nNumbers: {folder / 'results.json'}")
+
+
+add_commands(app)
 
 
 def main() -> None:

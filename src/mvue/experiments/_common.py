@@ -36,6 +36,8 @@ class Run:
     folder: Path
     say: Say
     progress: bool | None = None
+    fits: dict[str, mvue.Fit] = dataclasses.field(default_factory=dict)
+    """What was trained, by name."""
 
     @property
     def key(self) -> jax.Array:
@@ -55,6 +57,7 @@ class Run:
         self.say(str(fit))
         if fit.outcome is mvue.Outcome.INTERRUPTED:
             raise InterruptedRunError
+        self.fits[name] = fit
         return fit
 
 
@@ -96,7 +99,10 @@ class Experiment:
         say: Say = lambda _: None,
         progress: bool | None = None,
     ) -> tuple[Findings, Path]:
-        """Run and leave ``results.json``, ``index.html`` and ``figures/`` in a folder.
+        """Run and leave results in a folder.
+
+        These are ``index.html``, ``results.json``, ``figures/`` and ``model-NAME.mvue`` for all
+        that was trained, to use with `mvue.load` and on the command line.
 
         Args:
             preset: how large.
@@ -144,11 +150,25 @@ class Experiment:
             facts=facts,
             sections=[*found.sections, settings_section(config)],
         )
+        for name, fit in run.fits.items():
+            summary = headline(found.estimators.get(name))
+            mvue.save(fit, folder / f"model-{name}.mvue", assessment=summary)
         write_json(folder / "results.json", results)
         shutil.rmtree(run.unfinished, ignore_errors=True)
         if run.unfinished.parent.exists() and not any(run.unfinished.parent.iterdir()):
             run.unfinished.parent.rmdir()
         return found, folder
+
+
+def headline(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An entry of ``results.json`` without the numbers at each value."""
+    if entry is None:
+        return None
+    return {
+        name: headline(value) if isinstance(value, Mapping) else value
+        for name, value in entry.items()
+        if not isinstance(value, list)
+    }
 
 
 def settings_section(config: Mapping[str, Any]) -> Section:

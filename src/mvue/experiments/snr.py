@@ -61,6 +61,7 @@ class Settings:
     """Our estimator trains beyond the range it is judged on; at its own edges it is biased."""
 
 
+@mvue.register
 def moment_features(x: Float[Array, " n"]) -> Float[Array, " 4"]:
     """Moments of a measurement of unit power, as functions that are nearly linear in log SNR.
 
@@ -76,6 +77,7 @@ def moment_features(x: Float[Array, " n"]) -> Float[Array, " 4"]:
     return jnp.concatenate([logs, fourth[None]])
 
 
+@mvue.register
 def refine_crude_estimate(x: Float[Array, " n"], z: Float[Array, " 1"]) -> Float[Array, " 1"]:
     """The method of moments, corrected by the network by a factor.
 

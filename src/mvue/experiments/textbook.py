@@ -147,9 +147,7 @@ def small_network(problem: mvue.Problem, width: int, *, key: Array) -> mvue.Stan
     network_key, pilot_key = jr.split(key)
     x, y = problem.shapes()
     inner = eqx.nn.MLP(int(np.prod(x.shape)), y.shape[0], width, 1, key=network_key)
-    return mvue.standardize(
-        inner, problem, features=lambda x: jnp.ravel(x).astype(float), key=pilot_key
-    )
+    return mvue.standardize(inner, problem, key=pilot_key)
 
 
 def maximum_likelihood(entry: Textbook) -> Any:

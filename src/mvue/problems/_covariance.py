@@ -22,26 +22,19 @@ from ._covariance_basis import (
     sparse_basis,
 )
 from ._covariance_mle import covariance, inward, maximise, newton_step, traces
+from ._covariance_structure import LinearCovariance, floating
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StructuredCovariance:
+class StructuredCovariance(LinearCovariance):
     """Samples from N(0, Σ(y)) with Σ(y) = offset + Σ_k y_k basis_k; see `structured_covariance`.
 
     Its estimators are functions of one measurement: of the sample covariance (p, p) or of the
     samples (n, p), whatever the problem simulates. Where n = p, only what it simulates will do.
     """
 
-    basis: np.ndarray
-    """Symmetric matrices, (d, p, p)."""
-    offset: np.ndarray
-    """A symmetric matrix, (p, p)."""
-    n: int
-    """Samples in one measurement."""
     prior: Any
     """Of y, (d,)."""
-    statistic: bool
-    """Whether a measurement is the sample covariance, or the samples themselves."""
     centre: np.ndarray = dataclasses.field(init=False)
     """A y where Σ is positive definite: the mean of the prior, nearly."""
     problem: Problem = dataclasses.field(init=False)
@@ -61,24 +54,9 @@ class StructuredCovariance:
         )
         object.__setattr__(self, "problem", problem)
 
-    @property
-    def d(self) -> int:
-        """How many unknowns."""
-        return len(self.basis)
-
-    @property
-    def p(self) -> int:
-        """The size of the matrix."""
-        return len(self.offset)
-
-    def covariance(self, y: Float[ArrayLike, " d"]) -> Float[Array, "p p"]:
-        """Σ(y)."""
-        y = _floating(y)
-        return covariance(y, *self._matrices(y.dtype))
-
     def fisher(self, y: Float[ArrayLike, " d"]) -> Float[Array, "d d"]:
         """Fisher information about y in one measurement: n/2 tr(Σ⁻¹ B_k Σ⁻¹ B_l)."""
-        y = _floating(y)
+        y = floating(y)
         basis, offset = self._matrices(y.dtype)
         precision, _ = invert(covariance(y, basis, offset))
         return 0.5 * self.n * traces(precision, precision, basis)
@@ -91,25 +69,6 @@ class StructuredCovariance:
         """The bound on E‖Σ(estimate) − Σ(y)‖², in Frobenius' norm."""
         bound = self.crb(y)
         return jnp.sum(jnp.asarray(self._gram, bound.dtype) * bound)
-
-    def sample_covariance(self, x: Float[Array, "rows p"]) -> Float[Array, "p p"]:
-        """The sample covariance in one measurement, whichever of the two kinds it is."""
-        n, p = self.n, self.p
-        if x.shape == (p, p) and (self.statistic or n != p):
-            return x
-        if x.shape == (n, p) and (not self.statistic or n != p):
-            return x.T @ x / n
-        raise ValueError(
-            f"x must be a sample covariance of shape ({p}, {p}) or samples of shape ({n}, {p}), "
-            f"got shape {x.shape}"
-        )
-
-    def masked(self, x: Float[Array, "rows p"]) -> Float[Array, " d"]:
-        """The unknowns read off the sample covariance, by least squares: exactly unbiased.
-
-        Where each unknown has entries of its own, this is their average.
-        """
-        return self._read(self.sample_covariance(x))
 
     def masked_covariance(self, y: Float[ArrayLike, " d"]) -> Float[Array, "d d"]:
         """The covariance of the masked estimate, exactly."""
@@ -140,10 +99,6 @@ class StructuredCovariance:
         y = newton_step(jax.lax.stop_gradient(y), sample, basis, offset)
         return jnp.where(found, y, jnp.nan)
 
-    def distinct(self, x: Float[Array, "rows p"]) -> Float[Array, " q"]:
-        """The p(p+1)/2 distinct entries of the sample covariance: all that x tells about y."""
-        return self.sample_covariance(x)[np.triu_indices(self.p)]
-
     def _simulate_samples(self, key: Key, y: Float[Array, " d"]) -> Float[Array, "n p"]:
         factor = cholesky(self.covariance(y))
         return jr.normal(key, (self.n, self.p), factor.dtype) @ factor.T
@@ -166,25 +121,6 @@ class StructuredCovariance:
         precision, pivots = invert(self.covariance(y))
         constant = self.p * jnp.log(2 * jnp.pi)
         return -0.5 * self.n * (constant + jnp.sum(jnp.log(pivots)) + jnp.sum(precision * sample))
-
-    def _read(self, sample: Float[Array, "p p"]) -> Float[Array, " d"]:
-        difference = sample - jnp.asarray(self.offset, sample.dtype)
-        return jnp.sum(jnp.asarray(self._reader, sample.dtype) * difference[None], axis=(1, 2))
-
-    def _matrices(self, dtype: Any) -> tuple[Array, Array]:
-        return jnp.asarray(self.basis, dtype), jnp.asarray(self.offset, dtype)
-
-    @functools.cached_property
-    def _gram(self) -> np.ndarray:
-        """tr(B_k B_l)."""
-        flat = self.basis.reshape(self.d, -1)
-        return flat @ flat.T
-
-    @functools.cached_property
-    def _reader(self) -> np.ndarray:
-        """The dual basis: its products with S - offset are the unknowns."""
-        flat = self.basis.reshape(self.d, -1)
-        return np.linalg.solve(self._gram, flat).reshape(self.basis.shape)
 
     @functools.cached_property
     def _bartlett(self) -> tuple[np.ndarray, np.ndarray, int]:
@@ -235,8 +171,4 @@ def structured_covariance(
     offset = check_offset(offset, basis.shape[1])
     if prior is None:
         prior = dist.Uniform(0.0, 1.0).expand((len(basis),)).to_event(1)
-    return StructuredCovariance(basis, offset, n, prior, bool(statistic))
-
-
-def _floating(y: Any) -> Array:
-    return jnp.asarray(y, jnp.result_type(y, float))
+    return StructuredCovariance(basis, offset, n, bool(statistic), prior)

@@ -10,10 +10,13 @@ from jaxtyping import Array, Float
 from .._frozen import Affine
 from .._networks import PILOT_UNITS, nearly_zero
 from .._problem import check_count, key_for, pilot_draw
+from .._registry import register
 from .._types import Key
 from ._covariance import StructuredCovariance
+from ._covariance_structure import LinearCovariance
 
 
+@register
 class Update(eqx.Module):
     """One hidden layer: what is known of the estimate and the state in, their changes out."""
 
@@ -30,6 +33,7 @@ class Update(eqx.Module):
         return self.out(jax.nn.relu(self.hidden(inputs)))
 
 
+@register
 class UnrolledCovariance(eqx.Module):
     """The network of the paper: an iteration that is learned, α ← α + step · Δα.
 
@@ -40,7 +44,7 @@ class UnrolledCovariance(eqx.Module):
 
     update: Update
     """One network, or those of all iterations in arrays with a leading axis."""
-    structure: StructuredCovariance = eqx.field(static=True)
+    structure: LinearCovariance = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
     step: float = eqx.field(static=True)
     state: int = eqx.field(static=True)
@@ -80,7 +84,8 @@ class UnrolledCovariance(eqx.Module):
             return Update(*sizes, key=key)
 
         self.update = make(key) if tied else eqx.filter_vmap(make)(jr.split(key, iterations))
-        self.structure, self.iterations, self.step, self.state = structure, iterations, step, state
+        self.structure, self.iterations = structure.without_prior(), iterations
+        self.step, self.state = step, state
         self.tied, self.keep_sample = tied, keep_sample
 
     def __call__(self, x: Float[Array, "rows p"]) -> Float[Array, " d"]:
@@ -115,6 +120,7 @@ class UnrolledCovariance(eqx.Module):
         return position[:d]
 
 
+@register
 class CovarianceMLP(eqx.Module):
     """The masked estimate and a network of the distinct entries that corrects it.
 
@@ -125,7 +131,7 @@ class CovarianceMLP(eqx.Module):
     inputs: Affine
     network: eqx.nn.MLP
     outputs: Affine
-    structure: StructuredCovariance = eqx.field(static=True)
+    structure: LinearCovariance = eqx.field(static=True)
     correction: bool = eqx.field(static=True)
 
     def __init__(
@@ -156,7 +162,7 @@ class CovarianceMLP(eqx.Module):
         self.outputs = Affine(jnp.zeros((structure.d,)), errors.std(axis=0))
         network = eqx.nn.MLP(entries.shape[1], structure.d, width, depth, jax.nn.gelu, key=key)
         self.network = nearly_zero(network)
-        self.structure, self.correction = structure, correction
+        self.structure, self.correction = structure.without_prior(), correction
 
     def __call__(self, x: Float[Array, "rows p"]) -> Float[Array, " d"]:
         """The estimate from one measurement of either kind."""

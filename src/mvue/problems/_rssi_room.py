@@ -11,6 +11,7 @@ from jax.scipy.special import log_ndtr
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._problem import Problem, check_count
+from .._registry import register
 from .._small_matrices import invert
 from .._types import Key
 
@@ -25,6 +26,12 @@ BEACONS = np.array(
 """13 beacons in three staggered rows."""
 
 
+@register(
+    fields=(
+        *("n", "beacons", "low", "high", "power", "exponent", "shadowing", "threshold", "missing"),
+        "height",
+    )
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class RSSIRoom:
     """Readings of radio beacons at a place in a room; see `rssi_room`.

@@ -20,6 +20,7 @@ from .._linear_path import (
     split_rows,
 )
 from .._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
+from .._registry import register
 from .._types import BiasToleranceWarning
 from .._unit_rows import group_rows
 from ._base import LinearRegressor, Sample
@@ -305,6 +306,14 @@ class LinearBCECV(LinearRegressor):
                 stacklevel=4,
             )
         return chosen
+
+
+_FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector")
+register(LinearBCE, fields=(*LinearBCE._get_param_names(), *_FITTED, "moments_", "_fit_record"))
+register(
+    LinearBCECV,
+    fields=(*LinearBCECV._get_param_names(), *_FITTED, "path_", "bias_weight_", "_chosen"),
+)
 
 
 def linear_bce_path(

@@ -21,6 +21,7 @@ from .._fit import Outcome
 from .._fit_data import fit_data
 from .._frozen import Frozen
 from .._objectives import Loss, bce, emmse
+from .._registry import register
 from .._repeats import Repeats
 from .._types import Estimator
 
@@ -28,14 +29,17 @@ AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of th
 PREDICTED_AT_ONCE = 1024
 
 
+@register
 def _relu(x: Array) -> Array:
     return jnp.maximum(x, 0.0)
 
 
+@register
 def _gelu(x: Array) -> Array:
     return jax.nn.gelu(x)
 
 
+@register
 def _tanh(x: Array) -> Array:
     return jnp.tanh(x)
 
@@ -44,6 +48,7 @@ def _tanh(x: Array) -> Array:
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": _relu, "gelu": _gelu, "tanh": _tanh}
 
 
+@register
 class Rescaled(Frozen):
     """A network in standard units, as a function in those of the data."""
 
@@ -57,6 +62,7 @@ class Rescaled(Frozen):
         return self.y_units.natural(z)
 
 
+@register
 class Units(NamedTuple):
     """Shift and scale of columns."""
 
@@ -242,7 +248,6 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             progress=self.verbose,
         )
         history, unit = self.fit_.history, float(y_units.scale[0]) ** 2
-        self.estimator_ = Rescaled(self.fit_.estimator, x_units.single(), y_units.single())
         self.n_iter_ = self.fit_.step
         self.loss_curve_ = [unit * value for value in history.get("loss", [])]
         held_out = [unit * value for value in history.get("held_out_loss", [])]
@@ -278,6 +283,12 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         estimates = y_units.natural(np.concatenate(parts).astype(np.float64))
         return estimates[:, 0] if self._y_is_vector else estimates
 
+    @property
+    def estimator_(self) -> Rescaled:
+        """The network, a function of one row for JAX."""
+        check_is_fitted(self)
+        return Rescaled(self.fit_.estimator, *(units.single() for units in self._units))
+
     def _target_weight(self, d: int) -> np.ndarray | None:
         if self.target_weight is None:
             return None
@@ -288,6 +299,16 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 f"got {self.target_weight!r}"
             )
         return weight
+
+
+register(
+    BCERegressor,
+    fields=(
+        *BCERegressor._get_param_names(),
+        *("fit_", "n_iter_", "loss_curve_", "validation_curve_", "n_units_", "n_features_in_"),
+        *("feature_names_in_", "_units", "_y_is_vector"),
+    ),
+)
 
 
 def _loss(bias_weight: float, penalty: Any, weight: np.ndarray | None) -> Loss:

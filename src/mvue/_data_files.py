@@ -1,0 +1,208 @@
+"""Tables of measurements in files, read and written a piece at a time."""
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+ROWS = 8192
+KINDS = (".csv", ".npy", ".parquet")
+
+
+class Piece(NamedTuple):
+    """Some rows of a file."""
+
+    values: np.ndarray
+    names: list[str] | None
+    """Of the columns, where the file has any."""
+
+
+def read_pieces(path: str | Path, rows: int = ROWS) -> Iterator[Piece]:
+    """The rows of a CSV, NumPy or Parquet file, in pieces: memory does not grow with their number.
+
+    A CSV file may begin with a line of names.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    kind = path.suffix.lower()
+    if kind == ".npy":
+        return _numpy_pieces(path, rows)
+    if kind == ".parquet":
+        return _parquet_pieces(path, rows)
+    if kind == ".csv":
+        return _csv_pieces(path, rows)
+    raise ValueError(f"data must be a file of the kind {', '.join(KINDS)}, got {path.name}")
+
+
+def to_measurements(piece: Piece, x: Any, features: Sequence[str] | None = None) -> Any:
+    """Rows as measurements of the shapes in x: each row is one, its numbers in order.
+
+    Columns are taken by name where the estimator knows names and the file has some.
+    """
+    values = piece.values
+    if features is not None and piece.names is not None:
+        missing = [name for name in features if name not in piece.names]
+        if missing:
+            raise ValueError(f"data has no column {', '.join(missing)}; it has {piece.names}")
+        values = values[:, [piece.names.index(name) for name in features]]
+    leaves, structure = jax.tree.flatten(x)
+    if len(leaves) == 1 and values.shape[1:] == leaves[0].shape:
+        return jax.tree.unflatten(structure, [values])
+    sizes = [int(np.prod(leaf.shape)) * (2 if leaf.dtype.kind == "c" else 1) for leaf in leaves]
+    if values.ndim != 2 or values.shape[1] != sum(sizes):
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+        raise ValueError(
+            f"each row of the data must be one measurement of shape {shapes}, {sum(sizes)} numbers "
+            f"in all, got rows of shape {values.shape[1:]}"
+        )
+    parts = []
+    for leaf, part in zip(leaves, np.split(values, np.cumsum(sizes)[:-1], axis=1), strict=True):
+        if leaf.dtype.kind == "c":
+            real, imaginary = np.split(part, 2, axis=1)
+            part = real + 1j * imaginary
+        parts.append(part.reshape(len(values), *leaf.shape))
+    return jax.tree.unflatten(structure, parts)
+
+
+def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a NumPy file of numbers: {error}") from error
+    if array.ndim == 0 or array.dtype.kind not in "biufc":
+        raise ValueError(f"{path} must hold rows of numbers, got {array.dtype} {array.shape}")
+    for start in range(0, len(array), rows):
+        yield Piece(np.asarray(array[start : start + rows]), None)
+
+
+def _csv_pieces(path: Path, rows: int) -> Iterator[Piece]:
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        lines = (line for line in stream if line.strip())
+        first = next(lines, None)
+        if first is None:
+            return
+        names: list[str] | None = [cell.strip() for cell in next(csv.reader([first]))]
+        try:
+            [float(cell) for cell in names or ()]
+        except ValueError:
+            pass
+        else:
+            lines, names = chain([first], lines), None
+        read = 0
+        while block := list(islice(lines, rows)):
+            try:
+                values = np.loadtxt(block, delimiter=",", ndmin=2, comments=None)
+            except ValueError as error:
+                raise ValueError(
+                    f"{path} must have the same count of numbers in every line, after line "
+                    f"{read + (names is not None)}: {error}"
+                ) from error
+            if names is not None and values.shape[1] != len(names):
+                raise ValueError(
+                    f"{path} names {len(names)} columns and has {values.shape[1]} numbers in a line"
+                )
+            read += len(block)
+            yield Piece(values, names)
+
+
+def _parquet_pieces(path: Path, rows: int) -> Iterator[Piece]:
+    pyarrow, parquet = _pyarrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+                wrong = [
+                    n
+                    for n, c in zip(batch.schema.names, columns, strict=True)
+                    if c.dtype.kind not in "biuf"
+                ]
+                if wrong:
+                    raise ValueError(f"{path} must have columns of numbers, not {', '.join(wrong)}")
+                yield Piece(np.column_stack(columns), list(batch.schema.names))
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ImportError("Parquet files need pyarrow: pip install 'mvue[parquet]'") from error
+    return pyarrow, parquet
+
+
+class Writer:
+    """A table of numbers, written a piece at a time; to standard output if there is no path.
+
+    A file appears under its name when it is complete.
+    """
+
+    def __init__(self, path: str | Path | None, names: Sequence[str]) -> None:
+        self.path, self.names = None if path is None else Path(path), list(names)
+        self.kind = ".csv" if self.path is None else self.path.suffix.lower()
+        if self.kind not in KINDS:
+            raise ValueError(f"out must be a file of the kind {', '.join(KINDS)}, got {path}")
+        self.rows = 0
+        self._table: Any = None
+        self._stream: Any = sys.stdout
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._partial = self.path.with_name(f".{self.path.name}.part")
+        if self.kind == ".parquet":
+            pyarrow, parquet = _pyarrow()
+            self._schema = pyarrow.schema([(name, pyarrow.float64()) for name in self.names])
+            self._table = parquet.ParquetWriter(self._partial, self._schema)
+        elif self.path is not None:
+            if self.kind == ".csv":
+                self._stream = self._partial.open("w", encoding="utf-8", newline="")
+            else:
+                self._stream = self._partial.open("wb")
+        if self.kind == ".csv":
+            csv.writer(self._stream, lineterminator="\n").writerow(self.names)
+        elif self.kind == ".npy":
+            self._numpy_header()
+
+    def write(self, values: np.ndarray) -> None:
+        """Add rows, shape (n, columns)."""
+        self.rows += len(values)
+        if self.kind == ".parquet":
+            import pyarrow
+
+            columns = [pyarrow.array(np.asarray(column, np.float64)) for column in values.T]
+            self._table.write_batch(pyarrow.record_batch(columns, schema=self._schema))
+        elif self.kind == ".npy":
+            self._stream.write(np.ascontiguousarray(values, np.float64).tobytes())
+        else:
+            np.savetxt(self._stream, values, fmt="%.9g", delimiter=",")
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.path is None:
+            return
+        if self.kind == ".npy":
+            self._stream.seek(0)
+            self._numpy_header()  # as long as the first one: NumPy leaves room for the count
+        (self._stream if self._table is None else self._table).close()
+        if kind is None:
+            self._partial.replace(self.path)
+        else:
+            self._partial.unlink()
+
+    def _numpy_header(self) -> None:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (self.rows, len(self.names))}
+        np.lib.format.write_array_header_1_0(self._stream, header)

@@ -1,0 +1,204 @@
+"""What a model file may name: classes and functions that were registered, and nothing else."""
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One registered class or function."""
+
+    name: str
+    target: Any
+    fields: tuple[str, ...] | None
+    """Of a class, what to save; None for functions and enumerations."""
+    partial: bool
+    """Whether some of the fields may be absent."""
+    check: Callable[[Any], None] | None
+    """Refuses an instance that was loaded and cannot be, with a ValueError."""
+
+    def take(self, value: Any) -> dict[str, Any]:
+        """The fields of an instance."""
+        assert self.fields is not None
+        if issubclass(self.target, dict):
+            return {"items": dict(value)}
+        if self.partial:
+            return {name: vars(value)[name] for name in self.fields if name in vars(value)}
+        return {name: getattr(value, name) for name in self.fields}
+
+    def make(self, fields: dict[str, Any]) -> Any:
+        """An instance with these fields, made without its constructor."""
+        if self.fields is None:
+            return self.target(fields["value"])
+        if issubclass(self.target, tuple):
+            return tuple.__new__(self.target, [fields[name] for name in self.fields])
+        if issubclass(self.target, dict):
+            return self.target(fields["items"])
+        instance = object.__new__(self.target)
+        for name, value in fields.items():
+            object.__setattr__(instance, name, value)
+        if self.check is not None:
+            self.check(instance)
+        return instance
+
+
+def check_shapes(owner: Any, **shapes: tuple[int, ...]) -> None:
+    """Refuse an object whose attributes are not arrays of numbers of these shapes."""
+    for name, shape in shapes.items():
+        array = getattr(owner, name, None)
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be an array of numbers")
+        if array.shape != shape:
+            raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
+
+
+_BY_NAME: dict[str, Entry] = {}
+_BY_TARGET: dict[int, Entry] = {}
+
+
+@overload
+def register(
+    target: T,
+    *,
+    name: str | None = None,
+    fields: Sequence[str] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> T: ...
+@overload
+def register(
+    target: None = None,
+    *,
+    name: str | None = None,
+    fields: Sequence[str] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> Callable[[T], T]: ...
+def register(
+    target: Any = None,
+    *,
+    name: str | None = None,
+    fields: Sequence[str] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> Any:
+    """Let a class or a function of your own stand in model files; a decorator.
+
+    `mvue.save` writes its name, and `mvue.load` looks that name up among what is registered then:
+    a file never decides what is imported or called. Register in the module that defines it, and
+    import that module before loading.
+
+    Args:
+        target: an Equinox module, a dataclass, a named tuple, an enumeration, a kind of dict, or
+            a function of arrays.
+        name: by which it is known in files; by default its module and its name. Change neither
+            after models were saved.
+        fields: of another kind of class, the attributes to save; any of them may be absent.
+        check: called with an instance that was loaded, whose constructor has not run; raises a
+            ValueError if its arrays do not fit together. For classes that make more of their
+            arrays than the size of a file allows.
+    """
+    if target is None:
+        return lambda later: register(later, name=name, fields=fields, check=check)
+    kept = _fields_of(target, fields)
+    name = name or _public_name(target)
+    known = _BY_NAME.get(name)
+    if (
+        known is not None
+        and known.target is not target
+        and _origin(known.target) != _origin(target)
+    ):
+        raise ValueError(
+            f"name {name!r} is that of another class or function, {known.target!r}: give name="
+        )
+    entry = Entry(name, target, kept, fields is not None, check)
+    _BY_NAME[name] = entry
+    _BY_TARGET.setdefault(id(target), entry)
+    return target
+
+
+def named(name: str) -> Entry | None:
+    """What is registered under a name."""
+    return _BY_NAME.get(name)
+
+
+def entry_of(target: Any) -> Entry | None:
+    """How a class or a function is registered."""
+    entry = _BY_TARGET.get(id(target))
+    return entry if entry is not None and entry.target is target else None
+
+
+def _fields_of(target: Any, fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    if not inspect.isclass(target):
+        if not callable(target) or fields is not None:
+            raise TypeError(f"target must be a class, or a function without fields, got {target!r}")
+        return None
+    if fields is not None:
+        return tuple(fields)
+    if dataclasses.is_dataclass(target):
+        return tuple(field.name for field in dataclasses.fields(target))
+    if issubclass(target, tuple) and hasattr(target, "_fields"):
+        return tuple(getattr(target, "_fields"))  # noqa: B009
+    if issubclass(target, enum.Enum):
+        return None
+    if issubclass(target, dict):
+        return ("items",)
+    raise TypeError(
+        f"target must be an Equinox module, a dataclass, a named tuple, an enumeration or a "
+        f"function, got the class {target.__name__}: say with fields= which attributes to save"
+    )
+
+
+def _public_name(target: Any) -> str:
+    module, name = _origin(target)
+    if not module or not name or "<" in name:
+        raise ValueError(f"{target!r} has no name of its own: give name=")
+    parts = [part for part in module.split(".") if not part.startswith("_") or part == "__main__"]
+    return ".".join([*parts, name])
+
+
+def _origin(target: Any) -> tuple[str, str]:
+    return getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+
+
+_LAYERS = (
+    *("AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv", "Conv1d", "Conv2d", "Conv3d", "Dropout"),
+    *("ConvTranspose1d", "ConvTranspose2d", "Embedding", "GRUCell", "GroupNorm", "Identity"),
+    *("LSTMCell", "Lambda", "LayerNorm", "Linear", "MLP", "MaxPool1d", "MaxPool2d", "MaxPool3d"),
+    *("MultiheadAttention", "PReLU", "RMSNorm", "Sequential"),
+)
+_ACTIVATIONS = (
+    *("celu", "elu", "gelu", "hard_sigmoid", "hard_silu", "hard_tanh", "identity", "leaky_relu"),
+    *("log_sigmoid", "log_softmax", "mish", "relu", "relu6", "selu", "sigmoid", "silu"),
+    *("soft_sign", "softmax", "softplus", "sparse_plus", "squareplus", "standardize"),
+)
+_NUMPY = (
+    *("abs", "arcsinh", "arctan", "cos", "cosh", "exp", "expm1", "log", "log1p", "max", "mean"),
+    *("median", "min", "prod", "ravel", "sign", "sin", "sinh", "sort", "sqrt", "square", "std"),
+    *("sum", "tan", "tanh", "var"),
+)
+
+
+def _register_others() -> None:
+    for prefix, module, names in (
+        ("equinox.nn", eqx.nn, _LAYERS),
+        ("jax.nn", jax.nn, _ACTIVATIONS),
+        ("jax.numpy", jnp, _NUMPY),
+        ("jax.lax", jax.lax, ("add", "logistic", "max", "min", "rsqrt")),
+    ):
+        for name in names:
+            target = getattr(module, name, None)  # older versions lack some
+            if target is not None:
+                register(target, name=f"{prefix}.{name}")
+    # The default of the last activation has no public name.
+    identity = inspect.signature(eqx.nn.MLP.__init__).parameters["final_activation"].default
+    register(identity, name="equinox.nn.identity")
+
+
+_register_others()
