@@ -125,7 +125,7 @@ def from_first(tree: PyTree) -> PyTree:
     if jax.process_count() == 1:
         return tree
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [np.ascontiguousarray(leaf) for leaf in leaves]
+    arrays = [np.asarray(leaf, order="C") for leaf in leaves]
     own = np.concatenate([np.zeros(0, np.uint8), *(a.reshape(-1).view(np.uint8) for a in arrays)])
     first = np.asarray(multihost_utils.broadcast_one_to_all(own))
     parts = np.split(first, np.cumsum([a.nbytes for a in arrays])[:-1])

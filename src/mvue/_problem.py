@@ -293,7 +293,9 @@ def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_estimator(name: str, estimator: Any, x: Any, d: int) -> None:
+def check_estimator(
+    name: str, estimator: Any, x: Any, d: int, *, may_be_complex: bool = False
+) -> None:
     """Refuse what does not map one measurement, given by its shapes, to y."""
     if not callable(estimator):
         raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
@@ -304,13 +306,17 @@ def check_estimator(name: str, estimator: Any, x: Any, d: int) -> None:
             f"{name} failed on one measurement of {describe_shapes(x)}: {type(error).__name__}: "
             f"{error}"
         ) from error
-    check_output(name, output, d)
+    check_output(name, output, d, may_be_complex=may_be_complex)
 
 
-def check_output(name: str, output: Any, d: int) -> None:
+def check_output(name: str, output: Any, d: int, *, may_be_complex: bool = False) -> None:
     """Refuse an estimate whose shape is not that of y; a scalar will do for one component."""
     shape = getattr(output, "shape", None)
-    is_complex = shape is not None and jnp.issubdtype(output.dtype, jnp.complexfloating)
+    is_complex = (
+        not may_be_complex
+        and shape is not None
+        and jnp.issubdtype(output.dtype, jnp.complexfloating)
+    )
     if is_complex or (shape != (d,) and not (d == 1 and shape == ())):
         got = type(output).__name__ if shape is None else f"shape {shape}"
         got += " of complex numbers" if is_complex else ""

@@ -290,7 +290,10 @@ def _check(model: Model) -> None:
             x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check_estimator("the estimator", as_function(estimator), x, len(known.names))
+            # Linear models with complex matrices are saved without a problem.
+            check_estimator(
+                "the estimator", as_function(estimator), x, len(known.names), may_be_complex=True
+            )
     except Exception as error:
         raise BrokenTreeError(f"it is inconsistent: {error}") from error
 

@@ -7,6 +7,7 @@ processes. Give each process the same arguments.
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -56,8 +57,6 @@ def initialize(
     if coordinator is not None and ":" not in coordinator:
         raise ValueError(f"coordinator must be 'address:port', got {coordinator!r}")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would swallow SIGTERM, which training answers by saving its state.
-    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -73,6 +72,9 @@ def initialize(
             "MVUE_PROCESSES and MVUE_PROCESS, or by a scheduler that JAX knows: "
             f"{error}"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        # JAX has begun to swallow SIGTERM, which training answers by saving its state.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
     _watched = _Watch(timeout)
 
 
@@ -95,7 +97,8 @@ class _Watch:
         self.timeout, self.own = timeout, jax.process_index()
         self.others = [i for i in range(jax.process_count()) if i != self.own]
         self.done = threading.Event()
-        self.beats = 0
+        self.seen: dict[int, tuple[str, float]] = {}
+        """The last sign of each other process, and when it came."""
         self.sign("0")
         threading.Thread(target=self.watch, daemon=True, name="mvue-watch").start()
         atexit.register(self.leave)
@@ -105,34 +108,55 @@ class _Watch:
 
     def leave(self) -> None:
         """Say that this process is done, so that nobody waits for its signs."""
-        if not self.done.is_set():
-            self.done.set()
-            with contextlib.suppress(Exception):  # the others may be gone already
-                self.sign("failed" if hasattr(sys, "last_value") else "done")
+        if self.done.is_set():
+            return
+        if hasattr(sys, "last_value"):
+            self.fail()
+        self.done.set()
+        with contextlib.suppress(Exception):  # the others may be gone already
+            self.sign("done")
+
+    def fail(self) -> None:
+        """End after an error, which may be a consequence of another process being lost."""
+        now = time.monotonic()
+        while not all(self.lives(i, now) for i in self.others):
+            time.sleep(BEAT / 4)  # the watch ends this process if no sign comes
+        self.done.set()
+        with contextlib.suppress(Exception):
+            self.sign("failed")
+        sys.stderr.flush()
+        os._exit(1)  # the usual way out would wait for all
+
+    def lives(self, other: int, since: float) -> bool:
+        """Whether another process has given a sign of life since a time, or is done."""
+        text, when = self.seen.get(other, ("", since))
+        return text == "done" or when > since
 
     def watch(self) -> None:
-        seen: dict[int, tuple[str, float]] = {}
-        lost_since: float | None = None
+        beats, unheard = 0, 0.0
         while not self.done.wait(BEAT):
-            self.beats += 1
-            now = time.monotonic()
+            beats += 1
             try:
-                self.sign(str(self.beats))
+                self.sign(str(beats))
                 signs = dict(self.client.key_value_dir_get("mvue/alive/"))
-                lost_since = None
+                unheard = 0.0
             except Exception:
-                lost_since = lost_since or now
-                if now - lost_since > min(self.timeout, 5 * BEAT) and not self.done.is_set():
+                unheard += BEAT
+                if unheard > min(self.timeout, 5 * BEAT) and not self.done.is_set():
                     self.end("the first process, which coordinates the job, is gone")
                 continue
             for other in self.others:
-                text = signs.get(f"mvue/alive/{other}", "")
-                if text != seen.get(other, ("", 0.0))[0] or other not in seen:
-                    seen[other] = (text, now)
-                if text == "failed":
-                    self.end(f"process {other} ended with an error")
-                if text != "done" and now - seen[other][1] > self.timeout:
-                    self.end(f"process {other} gave no sign of life for {self.timeout:g} seconds")
+                self.look(other, signs.get(f"mvue/alive/{other}", ""))
+
+    def look(self, other: int, text: str) -> None:
+        """Judge the latest sign of another process."""
+        now = time.monotonic()
+        if other not in self.seen or self.seen[other][0] != text:
+            self.seen[other] = (text, now)
+        if text == "failed":
+            self.end(f"process {other} ended with an error")
+        elif text != "done" and now - self.seen[other][1] > self.timeout:
+            self.end(f"process {other} gave no sign of life for {self.timeout:g} seconds")
 
     def end(self, reason: str) -> None:
         """Nothing that waits for the lost process would ever return: end this one, too."""

@@ -1,0 +1,89 @@
+"""One process of a job: trains and assesses, and leaves the numbers in a file.
+
+Arguments, as JSON: output, steps, checkpoint, and, for several processes, coordinator, processes,
+process and die (end without a word once there is a checkpoint).
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import mvue
+import mvue.distributed
+
+asked = json.loads(sys.argv[1])
+if "coordinator" in asked:
+    mvue.distributed.initialize(
+        asked["coordinator"], asked["processes"], asked["process"], timeout=asked["timeout"]
+    )
+
+import equinox as eqx  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import jax.random as jr  # noqa: E402
+import numpy as np  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+
+
+class Small(eqx.Module):
+    """A network whose training takes no time."""
+
+    layer: eqx.nn.Linear
+    scale: jax.Array
+
+    def __call__(self, x):
+        return self.scale * jnp.exp(self.layer(jnp.stack([jnp.mean(x), jnp.log(jnp.std(x))])))
+
+
+def problem():
+    return mvue.Problem.from_likelihood(
+        dist.Uniform(1.0, 4.0), lambda sd: dist.Normal(0.0, sd).expand([10])
+    )
+
+
+def train(steps, checkpoint=None):
+    network = Small(eqx.nn.Linear(2, 1, key=jr.key(0)), jnp.ones(()))
+    return mvue.fit(
+        problem(),
+        network,
+        mvue.bce(10.0, weight=None),
+        training_prior=dist.Uniform(0.5, 5.0),
+        key=jr.key(2),
+        steps=steps,
+        batch_size=32,
+        replicates=4,
+        anchors=2,
+        checkpoint=checkpoint,
+        checkpoint_every=0.0,
+    )
+
+
+def numbers(fit):
+    """Everything that must not depend on who computed it."""
+    report = mvue.assess(fit, problem(), key=jr.key(3), at=jnp.array([1.5, 3.0]), repeats=1000)
+    one = report["estimator"]
+    weights = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(fit.estimator)]
+    return {
+        "weights": np.concatenate(weights),
+        "held_out": np.array([fit.held_out["mse"], fit.held_out["squared_bias"]]),
+        "mse": one.mse,
+        "bias": one.bias,
+        "prior": np.array([one.prior.bmse, one.prior.squared_bias]),
+        "devices": np.array(len(jax.devices())),
+    }
+
+
+def die_when_saved(folder):
+    while not (folder.exists() and any(p.name.isdigit() for p in folder.iterdir())):
+        time.sleep(0.01)
+    os._exit(9)
+
+
+if __name__ == "__main__":
+    if asked.get("die"):
+        folder = Path(asked["checkpoint"])
+        threading.Thread(target=die_when_saved, args=(folder,), daemon=True).start()
+    np.savez(asked["output"], **numbers(train(asked["steps"], asked.get("checkpoint"))))
