@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 SIZES = {
     "N, unknowns in a batch": ("batch", (64, 256, 1024, 4096)),
@@ -44,10 +45,8 @@ def main() -> None:
         row += f"{' '.join(f'{m / 1e6:.3g}' for m in memory):>22}{slope(values, memory):>7.2f}"
         print(row, flush=True)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(
-                {"devices": options.devices, "middle": MIDDLE, "sizes": found}, file, indent=2
-            )
+        everything = {"devices": options.devices, "middle": MIDDLE, "sizes": found}
+        Path(options.json).write_text(json.dumps(everything, indent=2), encoding="utf-8")
 
 
 def slope(values: tuple[int, ...], costs: list[float]) -> float:

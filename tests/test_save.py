@@ -150,7 +150,7 @@ def values():
     ]
 
 
-@pytest.mark.parametrize("value", values(), ids=repr)
+@pytest.mark.parametrize("value", values(), ids=lambda value: type(value).__name__)
 def test_values_come_back_as_they_were(value):
     encoder = Encoder()
     node = encoder.node(value, "v")
