@@ -1,0 +1,96 @@
+"""Convolutions of images that are fast on a CPU too; everything about that stands here.
+
+XLA's convolution is fast on a CPU, and so is its gradient with respect to the images if it is
+written as a convolution. The gradient with respect to the kernel is not: what automatic
+differentiation makes of it is a convolution whose window is as large as the image, several times
+slower than the matrix products that it amounts to. Here it is those products, over a few images
+at a time so that their patches stay in the cache. Other devices take what XLA makes of it.
+`benchmarks/cnn.py` has the measurements.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+CHUNK_PIXELS = 1024  # of the images whose patches are in memory at one time
+
+
+@jax.custom_batching.custom_vmap
+def convolve(
+    image: Float[Array, "h w c"], kernel: Float[Array, "i j c o"]
+) -> Float[Array, "h2 w2 o"]:
+    """Cross-correlation without padding of one image with kernels, of odd or even size.
+
+    Batch it with `jax.vmap` over images: all images then share one product with the kernels.
+    """
+    return convolve_batch(image[None], kernel)[0]
+
+
+@convolve.def_vmap
+def _convolve_many(
+    size: int, batched: list[bool], images: Array, kernels: Array
+) -> tuple[Array, bool]:
+    del size
+    if batched == [True, False]:
+        return convolve_batch(images, kernels), True
+    axes = tuple(0 if b else None for b in batched)
+    return jax.vmap(lambda x, w: _correlate(x[None], w)[0], in_axes=axes)(images, kernels), True
+
+
+@functools.partial(jax.custom_vjp)
+def convolve_batch(
+    images: Float[Array, "n h w c"], kernel: Float[Array, "i j c o"]
+) -> Float[Array, "n h2 w2 o"]:
+    """Cross-correlation without padding of images with kernels."""
+    return _correlate(images, kernel)
+
+
+def _forward(images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _correlate(images, kernel), (images, kernel)
+
+
+def _backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    images, kernel = kept
+    height, width = kernel.shape[:2]
+    turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    margin = [(height - 1, height - 1), (width - 1, width - 1)]
+    to_kernel = lax.platform_dependent(
+        images, grad, cpu=_kernel_gradient_by_products, default=_kernel_gradient
+    )
+    return _correlate(grad, turned, margin), to_kernel
+
+
+convolve_batch.defvjp(_forward, _backward)
+
+
+def _correlate(images: Array, kernel: Array, padding: Any = "VALID") -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(images, kernel, (1, 1), padding, dimension_numbers=layout)
+
+
+def _kernel_gradient(images: Array, grad: Array) -> Array:
+    size = [images.shape[a] - grad.shape[a] + 1 for a in (1, 2)]
+    shape = jax.ShapeDtypeStruct((*size, images.shape[3], grad.shape[3]), images.dtype)
+    return jax.linear_transpose(lambda kernel: _correlate(images, kernel), shape)(grad)[0]
+
+
+def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
+    """The same, summed over small numbers of images: patches times gradients."""
+    n, (h, w, o), c = len(images), grad.shape[1:], images.shape[3]
+    height, width = images.shape[1] - h + 1, images.shape[2] - w + 1
+    at_once = max(k for k in range(1, n + 1) if n % k == 0 and k * h * w <= max(CHUNK_PIXELS, h * w))
+
+    def add(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
+        x, g = some
+        x = x.transpose(3, 0, 1, 2)  # as rows of a matrix, patches need not be transposed
+        shifted = [x[:, :, i : i + h, j : j + w] for i in range(height) for j in range(width)]
+        patches = jnp.stack(shifted).reshape(-1, at_once * h * w)
+        return total + patches @ g.reshape(-1, o), None
+
+    chunks = [a.reshape(n // at_once, at_once, *a.shape[1:]) for a in (images, grad)]
+    total = jnp.zeros((height * width * c, o), images.dtype)
+    return lax.scan(add, total, tuple(chunks))[0].reshape(height, width, c, o)
