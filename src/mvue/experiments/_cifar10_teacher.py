@@ -25,10 +25,10 @@ from mvue.datasets import CIFAR10, cifar10
 from ._cifar10_images import random_crop, standardized
 from ._convolutions import convolve_batch
 
-STEM, WIDTHS, CLASSES = 16, (48, 96, 192), 10
+WIDTHS, CLASSES = (32, 96, 192), 10
 LOGIT_SCALE = 1 / 8
 PADDING = 2  # crops that differ less suit a training this short
-EPOCHS, BATCH = 8, 256
+EPOCHS, BATCH = 10, 256
 PEAK_RATE, WARM_UP, MOMENTUM, DECAY = 0.25, 0.2, 0.9, 5e-4
 STATISTICS_MEMORY = 0.95
 Say = Callable[[str], None]
@@ -61,8 +61,8 @@ class Teacher(NamedTuple):
 
 def initial(key: Array) -> tuple[dict[str, Any], dict[str, Statistics]]:
     """Weights and statistics before training."""
-    channels = {"stem": (3, STEM)}
-    for i, (before, after) in enumerate(zip((STEM, *WIDTHS), WIDTHS, strict=False)):
+    channels = {}
+    for i, (before, after) in enumerate(zip((3, *WIDTHS), WIDTHS, strict=False)):
         channels |= {f"halve{i}": (before, after), f"keep{i}": (after, after)}
     keys = dict(zip((*channels, "out"), jr.split(key, len(channels) + 1), strict=True))
     params: dict[str, Any] = {
@@ -96,7 +96,7 @@ def forward(
         shift = layer.shift - used.mean * scale
         return jax.nn.relu(x * scale[None, None, None] + shift[None, None, None])
 
-    x = block("stem", standardized(images))
+    x = standardized(images)
     for i in range(len(WIDTHS)):
         x = block(f"halve{i}", x, halve=True)
         x = x + block(f"keep{i}", x)

@@ -1,14 +1,13 @@
 """Convolutions of images that are fast on a CPU too; everything about that stands here.
 
-XLA's convolution is fast on a CPU, and so is its gradient with respect to the images if it is
-written as a convolution. The gradient with respect to the kernel is not: what automatic
+XLA's convolution is fast on a CPU if there is any padding, and so is its gradient with respect to
+the images if it is written as a convolution. The gradient with respect to the kernel is not: what automatic
 differentiation makes of it is a convolution whose window is as large as the image, several times
 slower than the matrix products that it amounts to. Here it is those products, over a few images
 at a time so that their patches stay in the cache. Other devices take what XLA makes of it.
 `benchmarks/cnn.py` has the measurements.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-CHUNK_PIXELS = 1024  # of the images whose patches are in memory at one time
+CHUNK_PIXELS = 256  # of the images whose patches are in memory at one time
 
 
 @jax.custom_batching.custom_vmap
@@ -38,10 +37,10 @@ def _convolve_many(
     if batched == [True, False]:
         return convolve_batch(images, kernels), True
     axes = tuple(0 if b else None for b in batched)
-    return jax.vmap(lambda x, w: _correlate(x[None], w)[0], in_axes=axes)(images, kernels), True
+    return jax.vmap(lambda x, w: _padded(x[None], w, ((0, 0), (0, 0)))[0], axes)(images, kernels), True
 
 
-@functools.partial(jax.custom_vjp)
+@jax.custom_vjp
 def convolve_batch(
     images: Float[Array, "n h w c"], kernel: Float[Array, "i j c o"]
 ) -> Float[Array, "n h2 w2 o"]:
@@ -57,17 +56,27 @@ def _backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     images, kernel = kept
     height, width = kernel.shape[:2]
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    margin = [(height - 1, height - 1), (width - 1, width - 1)]
+    margin = ((height - 1, height - 1), (width - 1, width - 1))
     to_kernel = lax.platform_dependent(
         images, grad, cpu=_kernel_gradient_by_products, default=_kernel_gradient
     )
-    return _correlate(grad, turned, margin), to_kernel
+    return _padded(grad, turned, margin), to_kernel
 
 
 convolve_batch.defvjp(_forward, _backward)
 
 
-def _correlate(images: Array, kernel: Array, padding: Any = "VALID") -> Array:
+def _correlate(images: Array, kernel: Array) -> Array:
+    """Without padding. On a CPU that takes a slow path which a single column of zeros avoids."""
+    return lax.platform_dependent(
+        images,
+        kernel,
+        cpu=lambda x, w: _padded(x, w, ((0, 0), (0, 1)))[:, :, :-1],
+        default=lambda x, w: _padded(x, w, ((0, 0), (0, 0))),
+    )
+
+
+def _padded(images: Array, kernel: Array, padding: Any) -> Array:
     layout = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(images, kernel, (1, 1), padding, dimension_numbers=layout)
 
@@ -75,7 +84,7 @@ def _correlate(images: Array, kernel: Array, padding: Any = "VALID") -> Array:
 def _kernel_gradient(images: Array, grad: Array) -> Array:
     size = [images.shape[a] - grad.shape[a] + 1 for a in (1, 2)]
     shape = jax.ShapeDtypeStruct((*size, images.shape[3], grad.shape[3]), images.dtype)
-    return jax.linear_transpose(lambda kernel: _correlate(images, kernel), shape)(grad)[0]
+    return jax.linear_transpose(lambda kernel: _padded(images, kernel, ((0, 0), (0, 0))), shape)(grad)[0]
 
 
 def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
