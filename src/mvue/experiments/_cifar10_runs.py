@@ -28,6 +28,10 @@ from ._cifar10_students import (
 from ._common import Run
 
 
+UNCHECKED_PARTS = 3
+"""How much of the training comes before the first checkpoint, as checkpoints are apart."""
+
+
 class Variant(NamedTuple):
     """What the second term of the loss is."""
 
@@ -170,9 +174,9 @@ def train(
     seed: int,
     key: Array,
 ) -> Trained:
-    """One student, by SGD in equal parts; checkpoints are the ends of the later half of them."""
+    """One student, by SGD in equal parts; checkpoints are the ends of the last of them."""
     s: Settings = run.settings
-    parts = 2 * s.checkpoints
+    parts = s.checkpoints + UNCHECKED_PARTS
     matched, weight, _ = VARIANTS[variant]
     loss = student_loss(kind, matched, weight)
     optimizer = optax.sgd(s.learning_rate, s.momentum, nesterov=True)
