@@ -5,13 +5,13 @@ import io
 import json
 import os
 import tarfile
+from collections import Counter
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from PIL import Image
@@ -244,9 +244,7 @@ def test_crops_are_shifts_and_flips_all_equally_likely():
     draws = 20_000
     crops = jax.jit(jax.vmap(lambda k: random_crop(k, image)))(jr.split(jr.key(1), draws))
     wider = np.pad(np.asarray(image), ((4, 4), (4, 4), (0, 0)))
-    found = {bytes(c): 0 for c in ()}
-    for c in np.asarray(crops):
-        found[bytes(c)] = found.get(bytes(c), 0) + 1
+    found = Counter(crop.tobytes() for crop in np.asarray(crops))
     expected = set()
     for top in range(9):
         for left in range(9):
@@ -306,7 +304,7 @@ def test_convolutions_with_many_kernels():
     for i in range(3):
         np.testing.assert_allclose(found[i], convolve(x[i], w[i]), atol=1e-4)
     grads = jax.grad(lambda w: jnp.square(jax.vmap(convolve)(x, w)).sum())(w)
-    one = jax.grad(lambda w: jnp.square(convolve(x[0], w)).sum())(w[0])
+    one = jax.grad(lambda w: jnp.square(convolve_batch(x[:1], w)).sum())(w[0])
     np.testing.assert_allclose(grads[0], one, rtol=1e-3, atol=1e-3)
 
 
@@ -357,30 +355,11 @@ def test_student_is_that_of_the_paper():
     ):
         layout = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout)
-        x = np.maximum(x + np.asarray(bias), 0)
+        x = np.maximum(np.asarray(x) + np.asarray(bias), 0)
     pooled = x[0].reshape(14, 2, 14, 2, 32).max(axis=(1, 3)).reshape(-1)
     logits = pooled @ np.asarray(student.linear) + np.asarray(student.linear_bias)
     np.testing.assert_allclose(student.logits(image), logits, atol=1e-4)
     np.testing.assert_allclose(student(image), softmax(logits / 20), atol=1e-6)
-
-
-def test_student_learns_by_fit(some_images):
-    """40 images of noise are learned by heart: the loss falls below that of guessing."""
-    fit = mvue.fit(
-        soft_label_problem(*some_images),
-        Student(jr.key(0)),
-        student_loss("bce"),
-        key=jr.key(1),
-        steps=30,
-        batch_size=8,
-        replicates=4,
-        optimizer=optax.sgd(0.02, 0.9),
-        keep="last",
-        validations=2,
-    )
-    assert len(fit.history["step"]) == 2
-    assert fit.held_out["loss"] < np.log(10)
-    assert "L_hard + L_bias" in str(fit)
 
 
 @pytest.mark.parametrize(
@@ -489,8 +468,8 @@ def test_teacher_trains():
     )
     data = CIFAR10(images, labels, images[:50], labels[:50])
     said = []
-    teacher = _cifar10_teacher.train_teacher(data, epochs=3, say=said.append)
-    assert len(said) == 3
+    teacher = _cifar10_teacher.train_teacher(data, epochs=2, say=said.append)
+    assert len(said) == 2
     logits = _cifar10_teacher.logits_of(teacher.params, teacher.statistics, images[:20])
     assert logits.shape == (20, 10)
     assert np.isfinite(logits).all()

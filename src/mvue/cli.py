@@ -67,10 +67,15 @@ def list_experiments(
             typer.echo(f"{'':<{width}}  --{option}, by default {about.default}: {about.help}")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 def reproduce(
-    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which experiment; `mvue list` names them.")],
+    own: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[--OPTION VALUE]...", help="Options of this experiment; `mvue list` has them."
+        ),
+    ] = None,
     preset: Annotated[
         Preset,
         typer.Option(
@@ -88,8 +93,7 @@ def reproduce(
     """Run an experiment and write its report.
 
     Leaves index.html (open it in a browser), results.json and figures/ in the folder. Ctrl-C
-    stops it with exit code 130; the same command resumes. Some experiments have options of their
-    own, which `mvue list` shows.
+    stops it with exit code 130; the same command resumes.
     """
     from .datasets import DatasetError
     from .experiments import EXPERIMENTS, InterruptedRunError, OptionError
@@ -105,7 +109,7 @@ def reproduce(
             seed=seed,
             out=out,
             say=lambda line: console.print(line, markup=False, soft_wrap=True),
-            options=_own_options(context.args),
+            options=_own_options(own or []),
         )
     except (InterruptedRunError, KeyboardInterrupt):
         console.print("interrupted; run the same command again to go on from here", style="yellow")

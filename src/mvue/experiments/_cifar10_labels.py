@@ -1,5 +1,7 @@
 """Where soft labels come from: the teacher of the package, a file, hard labels, or a new teacher."""
 
+import zipfile
+import zlib
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -68,9 +70,9 @@ def soft_labels(teacher: str, data: CIFAR10, seed: int, say: Callable[[str], Non
 def read_labels(path: Path, rows: int) -> SoftLabels:
     """The soft labels in a file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise OptionError(
             f"teacher must be {PACKAGED}, {HARD}, {TRAINED} or the path of an .npz file; {path} "
             f"cannot be read ({type(error).__name__}: {error})"

@@ -91,4 +91,3 @@ def soft_label_moments(logits: Float[np.ndarray, "n c 10"], soft_labels: np.ndar
 
 def _mean_and_se(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
-

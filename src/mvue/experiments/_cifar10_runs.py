@@ -27,7 +27,6 @@ from ._cifar10_students import (
 )
 from ._common import Run
 
-
 UNCHECKED_PARTS = 3
 """How much of the training comes before the first checkpoint, as checkpoints are apart."""
 

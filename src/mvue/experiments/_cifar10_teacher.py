@@ -106,9 +106,7 @@ def forward(
 @jax.jit
 def _logits_both_ways(params: PyTree, stats: PyTree, images: Array) -> Array:
     """Mean of the logits of images and of their mirror images."""
-    return (
-        forward(params, images, stats)[0] + forward(params, images[:, :, ::-1], stats)[0]
-    ) / 2
+    return (forward(params, images, stats)[0] + forward(params, images[:, :, ::-1], stats)[0]) / 2
 
 
 def logits_of(params: PyTree, stats: PyTree, images: np.ndarray) -> np.ndarray:
@@ -118,7 +116,12 @@ def logits_of(params: PyTree, stats: PyTree, images: np.ndarray) -> np.ndarray:
 
 
 def train_teacher(
-    data: CIFAR10, *, epochs: int = EPOCHS, seed: int = 0, say: Say = print, save: Path | None = None
+    data: CIFAR10,
+    *,
+    epochs: int = EPOCHS,
+    seed: int = 0,
+    say: Say = print,
+    save: Path | None = None,
 ) -> Teacher:
     """Train on the training images with random crops, flips and hard labels.
 
@@ -169,7 +172,7 @@ def train_teacher(
         return jax.lax.pmean(found, "batch")
 
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def step(params, stats, opt_state, x, y, rows, key):  # noqa: ANN001, ANN202
+    def step(params, stats, opt_state, x, y, rows, key):
         keys = jr.split(key, len(rows))
         (value, (found, hits)), grads = gradient(params, x, y, keys, rows)
         updates, opt_state = optimizer.update(grads, opt_state, params)

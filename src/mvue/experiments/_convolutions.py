@@ -24,7 +24,8 @@ def convolve(
 ) -> Float[Array, "h2 w2 o"]:
     """Cross-correlation without padding of one image with kernels, of odd or even size.
 
-    Batch it with `jax.vmap` over images: all images then share one product with the kernels.
+    Batch it with `jax.vmap` over images: all images then share one product with the kernels. Only
+    the batched function has a gradient.
     """
     return convolve_batch(image[None], kernel)[0]
 
@@ -37,7 +38,9 @@ def _convolve_many(
     if batched == [True, False]:
         return convolve_batch(images, kernels), True
     axes = tuple(0 if b else None for b in batched)
-    return jax.vmap(lambda x, w: _padded(x[None], w, ((0, 0), (0, 0)))[0], axes)(images, kernels), True
+    return jax.vmap(lambda x, w: _padded(x[None], w, ((0, 0), (0, 0)))[0], axes)(
+        images, kernels
+    ), True
 
 
 @jax.custom_vjp
@@ -84,14 +87,18 @@ def _padded(images: Array, kernel: Array, padding: Any) -> Array:
 def _kernel_gradient(images: Array, grad: Array) -> Array:
     size = [images.shape[a] - grad.shape[a] + 1 for a in (1, 2)]
     shape = jax.ShapeDtypeStruct((*size, images.shape[3], grad.shape[3]), images.dtype)
-    return jax.linear_transpose(lambda kernel: _padded(images, kernel, ((0, 0), (0, 0))), shape)(grad)[0]
+    return jax.linear_transpose(lambda kernel: _padded(images, kernel, ((0, 0), (0, 0))), shape)(
+        grad
+    )[0]
 
 
 def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
     """The same, summed over small numbers of images: patches times gradients."""
     n, (h, w, o), c = len(images), grad.shape[1:], images.shape[3]
     height, width = images.shape[1] - h + 1, images.shape[2] - w + 1
-    at_once = max(k for k in range(1, n + 1) if n % k == 0 and k * h * w <= max(CHUNK_PIXELS, h * w))
+    at_once = max(
+        k for k in range(1, n + 1) if n % k == 0 and k * h * w <= max(CHUNK_PIXELS, h * w)
+    )
 
     def add(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
         x, g = some
