@@ -1,4 +1,4 @@
-"""Where soft labels come from: the teacher of the package, a file, hard labels, or a new teacher."""
+"""Where soft labels come from: the packaged teacher, a file, hard labels, or a new teacher."""
 
 import zipfile
 import zlib

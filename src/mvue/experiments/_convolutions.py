@@ -1,11 +1,11 @@
 """Convolutions of images that are fast on a CPU too; everything about that stands here.
 
 XLA's convolution is fast on a CPU if there is any padding, and so is its gradient with respect to
-the images if it is written as a convolution. The gradient with respect to the kernel is not: what automatic
-differentiation makes of it is a convolution whose window is as large as the image, several times
-slower than the matrix products that it amounts to. Here it is those products, over a few images
-at a time so that their patches stay in the cache. Other devices take what XLA makes of it.
-`benchmarks/cnn.py` has the measurements.
+the images if it is written as a convolution. The gradient with respect to the kernel is not: what
+automatic differentiation makes of it is a convolution whose window is as large as the image,
+several times slower than the matrix products that it amounts to. Here it is those products, over
+a few images at a time so that their patches stay in the cache. Other devices take what XLA makes
+of it. `benchmarks/cnn.py` has the measurements.
 """
 
 from typing import Any
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+NONE = (0, 0), (0, 0)  # padding
 CHUNK_PIXELS = 256  # of the images whose patches are in memory at one time
 
 
@@ -38,9 +39,7 @@ def _convolve_many(
     if batched == [True, False]:
         return convolve_batch(images, kernels), True
     axes = tuple(0 if b else None for b in batched)
-    return jax.vmap(lambda x, w: _padded(x[None], w, ((0, 0), (0, 0)))[0], axes)(
-        images, kernels
-    ), True
+    return jax.vmap(lambda x, w: _padded(x[None], w, NONE)[0], axes)(images, kernels), True
 
 
 @jax.custom_vjp
@@ -75,7 +74,7 @@ def _correlate(images: Array, kernel: Array) -> Array:
         images,
         kernel,
         cpu=lambda x, w: _padded(x, w, ((0, 0), (0, 1)))[:, :, :-1],
-        default=lambda x, w: _padded(x, w, ((0, 0), (0, 0))),
+        default=lambda x, w: _padded(x, w, NONE),
     )
 
 
@@ -87,18 +86,15 @@ def _padded(images: Array, kernel: Array, padding: Any) -> Array:
 def _kernel_gradient(images: Array, grad: Array) -> Array:
     size = [images.shape[a] - grad.shape[a] + 1 for a in (1, 2)]
     shape = jax.ShapeDtypeStruct((*size, images.shape[3], grad.shape[3]), images.dtype)
-    return jax.linear_transpose(lambda kernel: _padded(images, kernel, ((0, 0), (0, 0))), shape)(
-        grad
-    )[0]
+    return jax.linear_transpose(lambda kernel: _padded(images, kernel, NONE), shape)(grad)[0]
 
 
 def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
     """The same, summed over small numbers of images: patches times gradients."""
     n, (h, w, o), c = len(images), grad.shape[1:], images.shape[3]
     height, width = images.shape[1] - h + 1, images.shape[2] - w + 1
-    at_once = max(
-        k for k in range(1, n + 1) if n % k == 0 and k * h * w <= max(CHUNK_PIXELS, h * w)
-    )
+    most = max(CHUNK_PIXELS // (h * w), 1)
+    at_once = max(k for k in range(1, min(n, most) + 1) if n % k == 0)
 
     def add(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
         x, g = some
