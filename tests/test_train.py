@@ -311,6 +311,7 @@ def test_progress_bar(line, key, capsys):
         ({"steps": 0}, "steps must be a whole number"),
         ({"batch_size": -2}, "batch_size must be a whole number"),
         ({"patience": 0}, "patience must be a whole number"),
+        ({"validations": 0}, "validations must be a whole number"),
         ({"checkpoint_every": -1.0}, "checkpoint_every must be"),
         ({"optimizer": -0.1}, "learning rate, must be positive"),
         ({"network": lambda x: x}, "no trainable arrays"),

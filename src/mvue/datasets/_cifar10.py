@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class CIFAR10:
     """Images, (10000, 32, 32, 3), uint8."""
     y_test: np.ndarray
     """Numbers of their classes, (10000,), uint8."""
-    classes: tuple[str, ...] = CLASSES
+    classes: ClassVar[tuple[str, ...]] = CLASSES
     """Names of the classes, from number 0."""
 
     def __repr__(self) -> str:
@@ -115,7 +116,7 @@ def checked(decode: Callable[[Path], Arrays], path: Path) -> Arrays:
             "Remove it, or replace it by the original"
         ) from error
     for name, expected in SHA256.items():
-        found = hashlib.sha256(np.ascontiguousarray(arrays[name])).hexdigest()
+        found = hashlib.sha256(np.ascontiguousarray(arrays[name]).data).hexdigest()
         if found != expected:
             raise DatasetError(
                 f"{path} does not hold CIFAR-10: the sha256 of {name} should be {expected} but is "

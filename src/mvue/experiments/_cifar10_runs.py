@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.random as jr
 import numpy as np
@@ -195,10 +195,10 @@ def train(
             keep="last",
             validations=1,
         )
-        student = fit.estimator
+        student = cast(Student, fit.estimator)
         if part >= parts - s.checkpoints:
             checkpoints.append(student)
-    return Trained(checkpoints, time.perf_counter() - started, fit.settings["loss"])
+    return Trained(checkpoints, time.perf_counter() - started, loss.describe(s.replicates))
 
 
 def judge(trained: Trained, material: Material, s: Settings, key: Array) -> Judged:

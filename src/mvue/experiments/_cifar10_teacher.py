@@ -195,7 +195,7 @@ def train_teacher(
             if i % 20 == 19:
                 jax.block_until_ready(seen)  # so that not a whole epoch is waiting in a queue
         here = jax.device_get((params, stats))
-        found = logits_of(*here, data.x_test)
+        found = logits_of(here[0], here[1], data.x_test)
         accuracy = float((found.argmax(-1) == data.y_test).mean())
         value, hits = np.mean(totals, axis=0)
         say(
@@ -205,7 +205,8 @@ def train_teacher(
         if save is not None:
             leaves, _ = jax.tree.flatten(here)
             np.savez(save, *leaves)
-    return Teacher(*jax.device_get((params, stats)), accuracy, time.perf_counter() - started)
+    params, stats = jax.device_get((params, stats))
+    return Teacher(params, stats, accuracy, time.perf_counter() - started)
 
 
 def main() -> None:

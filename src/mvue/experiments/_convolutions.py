@@ -103,6 +103,6 @@ def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
         patches = jnp.stack(shifted).reshape(-1, at_once * h * w)
         return total + patches @ g.reshape(-1, o), None
 
-    chunks = [a.reshape(n // at_once, at_once, *a.shape[1:]) for a in (images, grad)]
+    x, g = (a.reshape(n // at_once, at_once, *a.shape[1:]) for a in (images, grad))
     total = jnp.zeros((height * width * c, o), images.dtype)
-    return lax.scan(add, total, tuple(chunks))[0].reshape(height, width, c, o)
+    return lax.scan(add, total, (x, g))[0].reshape(height, width, c, o)
