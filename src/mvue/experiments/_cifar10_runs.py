@@ -61,13 +61,13 @@ class Settings:
     """Variants of the loss, unless the option says otherwise."""
     seeds: int = 3
     """Pairs of students."""
-    batch_size: int = 8
+    batch_size: int = 32
     """N, images in a batch."""
     replicates: int = 20
     """M, crops of each."""
     crops: int = 20
     """Of each image, in the test."""
-    learning_rate: float = 0.02
+    learning_rate: float = 0.005
     momentum: float = 0.9
     checkpoints: int = 5
     held_out: int = 1_000
@@ -149,19 +149,23 @@ def made_up_images(s: Settings, seed: int) -> CIFAR10:
     return CIFAR10(*some(s.images + s.held_out), *some(s.test_images))
 
 
-def train_pair(run: Run, problem: mvue.Problem, variant: str, seed: int) -> dict[str, Trained]:
-    """Both students of a seed: the same first weights, the same crops.
+def run_pair(
+    run: Run, material: Material, problem: mvue.Problem, variant: str, seed: int
+) -> dict[str, tuple[Trained, Judged]]:
+    """Train and judge both students of a seed: the same first weights, the same crops.
 
-    They are trained side by side: a network this small keeps one core busy.
+    Side by side, because a network this small keeps no more than one core busy.
     """
-    key, network_key = jr.split(jr.fold_in(run.key, 1 + seed))
+    crop_key, pair_key = jr.fold_in(run.key, 0), jr.fold_in(run.key, 1 + seed)
+    key, network_key = jr.split(pair_key)
     first = Student(network_key)
+
+    def work(kind: str) -> tuple[Trained, Judged]:
+        trained = train(run, problem, first, kind, variant, seed, key)
+        return trained, judge(trained, material, run.settings, crop_key)
+
     with ThreadPoolExecutor(len(SOFT_LOSSES)) as threads:
-        jobs = {
-            kind: threads.submit(train, run, problem, first, kind, variant, seed, key)
-            for kind in SOFT_LOSSES
-        }
-        return {kind: job.result() for kind, job in jobs.items()}
+        return dict(zip(SOFT_LOSSES, threads.map(work, SOFT_LOSSES), strict=True))
 
 
 def train(

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.random as jr
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -12,7 +11,7 @@ from mvue.report import Section
 
 from ._cifar10_labels import HELP, PACKAGED
 from ._cifar10_measures import AVERAGED
-from ._cifar10_runs import VARIANTS, Judged, Settings, judge, prepare, train_pair
+from ._cifar10_runs import VARIANTS, Judged, Settings, prepare, run_pair
 from ._cifar10_students import SOFT_LOSSES, TEMPERATURE
 from ._common import (
     Experiment,
@@ -63,15 +62,15 @@ def body(run: Run) -> Findings:
     material = prepare(run)
     labels = material.soft_labels.source
     run.say(f"{material.source}; soft labels: {labels}")
-    problem, crop_key = material.problem(), jr.fold_in(run.key, 0)
+    problem = material.problem()
     judged: dict[str, dict[str, list[Judged]]] = {}
     entries: dict[str, dict[str, Any]] = {}
     for loss in losses:
         judged[loss] = {kind: [] for kind in SOFT_LOSSES}
         for seed in range(s.seeds):
             run.say(f"training students with loss {loss}, pair {seed + 1} of {s.seeds} ...")
-            for kind, trained in train_pair(run, problem, loss, seed).items():
-                one = judge(trained, material, s, crop_key)
+            pair = run_pair(run, material, problem, loss, seed)
+            for kind, (trained, one) in pair.items():
                 judged[loss][kind].append(one)
                 run.say(f"  {kind}: {in_words(one)}; {trained.seconds:.0f} s")
                 entries[entry_name(kind, loss)] = {
@@ -298,9 +297,16 @@ EXPERIMENT = Experiment(
             checkpoints=2,
             held_out=50,
         ),
-        "quick": Settings(images=10_000, steps=1_500, test_images=2_000, losses=("text", "log")),
+        "quick": Settings(
+            images=10_000,
+            steps=600,
+            test_images=2_000,
+            losses=("text", "scaled"),
+            batch_size=32,
+            replicates=5,
+        ),
         "paper": Settings(
-            images=49_000, steps=60_000, test_images=10_000, losses=tuple(VARIANTS), batch_size=16
+            images=49_000, steps=30_000, test_images=10_000, losses=tuple(VARIANTS), seeds=5
         ),
     },
     body=body,
