@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from mvue.experiments import _cifar10_students as students
 from mvue.experiments import _cifar10_teacher as teachers
-from mvue.experiments import _convolutions as convolutions
 
 BATCH, UNIT, ROUNDS = 160, 20, 7
 rng = np.random.default_rng(0)
@@ -157,5 +156,4 @@ def main():
 
 
 if __name__ == "__main__":
-    assert convolutions.CHUNK_PIXELS > 0
     main()

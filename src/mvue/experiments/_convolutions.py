@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 NONE = (0, 0), (0, 0)  # padding
-CHUNK_PIXELS = 256  # of the images whose patches are in memory at one time
+NARROW = 64  # output channels
 
 
 @jax.custom_batching.custom_vmap
@@ -90,19 +90,35 @@ def _kernel_gradient(images: Array, grad: Array) -> Array:
 
 
 def _kernel_gradient_by_products(images: Array, grad: Array) -> Array:
-    """The same, summed over small numbers of images: patches times gradients."""
+    """The same, summed over small numbers of images: patches times gradients.
+
+    Where there are few output channels, only the columns of patches are taken from the images;
+    gradients are shifted along the rows instead, for a product that is less narrow.
+    """
     n, (h, w, o), c = len(images), grad.shape[1:], images.shape[3]
     height, width = images.shape[1] - h + 1, images.shape[2] - w + 1
-    most = max(CHUNK_PIXELS // (h * w), 1)
+    narrow = o < NARROW
+    most = max((4096 if narrow else 256) // (h * w), 1)
     at_once = max(k for k in range(1, min(n, most) + 1) if n % k == 0)
+    rows, columns = range(height), range(width)
+
+    def product(x: Array, g: Array) -> Array:
+        x = x.transpose(3, 0, 1, 2)  # as rows of a matrix, patches need not be transposed
+        if not narrow:
+            shifted = [x[:, :, i : i + h, j : j + w] for i in rows for j in columns]
+            return jnp.stack(shifted).reshape(-1, at_once * h * w) @ g.reshape(-1, o)
+        shifted = [x[..., j : j + w] for j in columns]
+        g = jnp.pad(g, ((0, 0), (height - 1, height - 1), (0, 0), (0, 0)))
+        moved = [g[:, height - 1 - i :][:, : x.shape[2]] for i in rows]
+        moved = jnp.concatenate(moved, axis=-1).reshape(-1, height * o)
+        return jnp.stack(shifted).reshape(width * c, -1) @ moved
 
     def add(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
-        x, g = some
-        x = x.transpose(3, 0, 1, 2)  # as rows of a matrix, patches need not be transposed
-        shifted = [x[:, :, i : i + h, j : j + w] for i in range(height) for j in range(width)]
-        patches = jnp.stack(shifted).reshape(-1, at_once * h * w)
-        return total + patches @ g.reshape(-1, o), None
+        return total + product(*some), None
 
+    shape = (width * c, height * o) if narrow else (height * width * c, o)
     x, g = (a.reshape(n // at_once, at_once, *a.shape[1:]) for a in (images, grad))
-    total = jnp.zeros((height * width * c, o), images.dtype)
-    return lax.scan(add, total, (x, g))[0].reshape(height, width, c, o)
+    total = lax.scan(add, jnp.zeros(shape, images.dtype), (x, g))[0]
+    if narrow:
+        return total.reshape(width, c, height, o).transpose(2, 0, 1, 3)
+    return total.reshape(height, width, c, o)
