@@ -460,7 +460,9 @@ def test_moments_of_soft_labels_are_unbiased(seed):
 # The teacher, and the whole experiment.
 
 
-def test_teacher_trains():
+def test_teacher_trains(monkeypatch):
+    monkeypatch.setattr(_cifar10_teacher, "WIDTHS", (4, 8))
+    monkeypatch.setattr(_cifar10_teacher, "BATCH", 64)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 256).astype(np.uint8)
     images = (80 + 90 * labels[:, None, None, None] + rng.integers(0, 20, (256, 32, 32, 3))).astype(

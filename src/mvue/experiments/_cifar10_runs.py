@@ -27,9 +27,6 @@ from ._cifar10_students import (
 )
 from ._common import Run
 
-UNCHECKED_PARTS = 3
-"""How much of the training comes before the first checkpoint, as checkpoints are apart."""
-
 
 class Variant(NamedTuple):
     """What the second term of the loss is."""
@@ -70,6 +67,8 @@ class Settings:
     learning_rate: float = 0.005
     momentum: float = 0.9
     checkpoints: int = 5
+    unchecked_parts: int = 3
+    """How many distances between checkpoints the first one is after its own part."""
     held_out: int = 1_000
     """Training images that the students never see, for bias and variance."""
 
@@ -179,7 +178,7 @@ def train(
 ) -> Trained:
     """One student, by SGD in equal parts; checkpoints are the ends of the last of them."""
     s: Settings = run.settings
-    parts = s.checkpoints + UNCHECKED_PARTS
+    parts = s.checkpoints + s.unchecked_parts
     matched, weight, _ = VARIANTS[variant]
     loss = student_loss(kind, matched, weight)
     optimizer = optax.sgd(s.learning_rate, s.momentum, nesterov=True)
