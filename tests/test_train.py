@@ -157,6 +157,11 @@ def test_function_of_the_crude_estimate_as_head(line, key):
     np.testing.assert_allclose(estimator(jnp.array([0.3, 0.4])), [0.3, 0.4])
 
 
+def test_validations_are_as_many_as_asked_for(line, key):
+    fit = plain_fit(line, linear(key), mvue.emmse(), key=key, steps=60, validations=3)
+    assert fit.history["step"] == [20, 40, 60]
+
+
 def test_patience_stops_early_and_returns_the_best(line, key):
     rising = optax.sgd(lambda step: jnp.where(step < 50, 0.05, -0.01))
     fit = plain_fit(
@@ -317,6 +322,7 @@ def test_progress_bar(line, key, capsys):
         ({"steps": 0}, "steps must be a whole number"),
         ({"batch_size": -2}, "batch_size must be a whole number"),
         ({"patience": 0}, "patience must be a whole number"),
+        ({"validations": 0}, "validations must be a whole number"),
         ({"checkpoint_every": -1.0}, "checkpoint_every must be"),
         ({"optimizer": -0.1}, "learning rate, must be positive"),
         ({"network": lambda x: x}, "no trainable arrays"),

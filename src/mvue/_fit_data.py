@@ -49,6 +49,7 @@ def fit_data(
     max_repeats: int = 64,
     optimizer: Any = None,
     keep: Keep | None = None,
+    validations: int = 100,
     patience: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 30.0,
@@ -77,6 +78,7 @@ def fit_data(
         max_repeats: rows of one unit at most; of larger units, a random part is taken each time.
         optimizer: as in `fit`.
         keep: as in `fit`; by default the best on held-out data, or an average if there are none.
+        validations: as in `fit`.
         patience: as in `fit`.
         checkpoint: as in `fit`.
         checkpoint_every: as in `fit`.
@@ -93,7 +95,7 @@ def fit_data(
             "and y become the former by mvue.Repeats.from_rows(x, y)"
         )
     keep = keep or ("best" if validation else "average")
-    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress)
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
     schedule.check(keep)
     for name, value in (
         ("batch_rows", batch_rows),
@@ -131,6 +133,7 @@ def fit_data(
         "network": describe_network(network),
         "steps": steps,
         "keep": keep,
+        "validations": validations,
         "patience": patience,
         "validation": validation,
         "split": split,

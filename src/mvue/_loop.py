@@ -32,7 +32,6 @@ from ._survey import Survey
 from ._types import Key
 from ._version import __version__
 
-RECORDS = 100  # rows of the history of a whole run
 PIECE_SECONDS = 0.3  # how often the host is visited
 FRESH = 2**31 - 1  # number of the key for unknowns on which no weights were chosen
 
@@ -54,10 +53,12 @@ class Schedule(NamedTuple):
     checkpoint: str | Path | None
     checkpoint_every: float
     progress: bool | None
+    validations: int = 100
 
     def check(self, keep: str) -> None:
         """Refuse what cannot be meant."""
         check_count("steps", self.steps)
+        check_count("validations", self.validations)
         if self.patience is not None:
             check_count("patience", self.patience)
         if keep not in ("average", "best", "last"):
@@ -139,7 +140,7 @@ def train(
             pool, renewed = pool_at(int(state.step))
 
     started -= history.last.get("seconds", 0.0)
-    every = max(1, round(steps / RECORDS))
+    every = max(1, round(steps / schedule.validations))
     anchored = {i * steps // anchors for i in range(anchors)} if control else set()
     piece, saved = 1, time.perf_counter()
     outcome = _outcome(state, history, steps, schedule.patience)

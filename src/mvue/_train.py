@@ -45,6 +45,7 @@ def fit(
     anchors: int = 6,
     optimizer: Any = None,
     keep: Keep = "average",
+    validations: int = 100,
     patience: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 30.0,
@@ -83,8 +84,10 @@ def fit(
             short warm-up and a cosine decay to zero.
         keep: which weights to return: an average over the last steps, those with the best
             held-out loss, or the last.
+        validations: about how many times the estimator is judged on held-out unknowns, at equal
+            distances; each costs four batches of estimates.
         patience: stop after this many validations in a row without a better held-out loss;
-            None never stops early. There are about 100 validations in a run.
+            None never stops early.
         checkpoint: a folder to save the state in; the same call resumes from it.
         checkpoint_every: seconds between checkpoints; there is always one at the end.
         progress: show a progress bar; by default on a terminal only.
@@ -106,6 +109,7 @@ def fit(
             batch_units=batch_size,
             max_repeats=replicates,
             optimizer=optimizer,
+            validations=validations,
             patience=patience,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
@@ -115,7 +119,7 @@ def fit(
         raise TypeError(
             f"problem must be a Problem, or data for fit_data, got {type(problem).__name__}"
         )
-    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress)
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
     schedule.check(keep)
     check_count("batch_size", batch_size)
     check_count("replicates", replicates)
@@ -171,6 +175,7 @@ def fit(
         "replicates": replicates,
         "anchors": anchors if control else 0,
         "keep": keep,
+        "validations": validations,
         "patience": patience,
         "batch": f"N = {batch_size}, M = {replicates}",
         "held_out": "averages over the unknowns trained on",

@@ -1,5 +1,6 @@
 """The command line: thin doors to the library."""
 
+import dataclasses
 import enum
 import json
 import os
@@ -50,7 +51,12 @@ def list_experiments(
 
     if as_json:
         rows = [
-            {"name": e.name, "summary": e.summary, "presets": list(e.presets)}
+            {
+                "name": e.name,
+                "summary": e.summary,
+                "presets": list(e.presets),
+                "options": {name: dataclasses.asdict(o) for name, o in e.options.items()},
+            }
             for e in EXPERIMENTS.values()
         ]
         typer.echo(json.dumps(rows, indent=2))
@@ -58,11 +64,19 @@ def list_experiments(
     width = max(map(len, EXPERIMENTS))
     for experiment in EXPERIMENTS.values():
         typer.echo(f"{experiment.name:<{width}}  {experiment.summary}")
+        for option, about in experiment.options.items():
+            typer.echo(f"{'':<{width}}  --{option}, by default {about.default}: {about.help}")
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which experiment; `mvue list` names them.")],
+    own: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[--OPTION VALUE]...", help="Options of this experiment; `mvue list` has them."
+        ),
+    ] = None,
     preset: Annotated[
         Preset,
         typer.Option(
@@ -82,7 +96,8 @@ def reproduce(
     Leaves index.html (open it in a browser), results.json, figures/ and model-NAME.mvue (see
     `mvue info`) in the folder. Ctrl-C stops it with exit code 130; the same command resumes.
     """
-    from .experiments import EXPERIMENTS, InterruptedRunError
+    from .datasets import DatasetError
+    from .experiments import EXPERIMENTS, InterruptedRunError, OptionError
 
     console = Console(stderr=True, highlight=False)
     if name not in EXPERIMENTS:
@@ -95,13 +110,17 @@ def reproduce(
             seed=seed,
             out=out,
             say=lambda line: console.print(line, markup=False, soft_wrap=True),
+            options=_own_options(own or []),
         )
     except (InterruptedRunError, KeyboardInterrupt):
         console.print("interrupted; run the same command again to go on from here", style="yellow")
         sys.stdout.flush()
         # Not by unwinding: threads of a computation that was cut short can crash on the way out.
         os._exit(EXIT_INTERRUPTED)
-    except CheckpointError as error:
+    except OptionError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from None
+    except (CheckpointError, DatasetError) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -112,6 +131,22 @@ def reproduce(
     else:
         typer.echo(found.table)
         typer.echo(f"\nReport: {folder / 'index.html'}\nNumbers: {folder / 'results.json'}")
+
+
+def _own_options(words: list[str]) -> dict[str, str]:
+    """Options of one experiment, ``--name value`` or ``--name=value``."""
+    found, rest = {}, list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            raise typer.BadParameter(f"unexpected argument {word!r}")
+        if not equals:
+            if not rest:
+                raise typer.BadParameter(f"{word} needs a value")
+            value = rest.pop(0)
+        found[name] = value
+    return found
 
 
 add_commands(app)

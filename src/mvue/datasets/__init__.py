@@ -1,5 +1,7 @@
 """Public measurements to learn from, downloaded on first use and kept on this machine."""
 
+from ._cifar10 import CIFAR10 as CIFAR10
+from ._cifar10 import cifar10 as cifar10
 from ._fetch import DatasetError as DatasetError
 from ._rssi import RSSI as RSSI
 from ._rssi import rssi as rssi

@@ -18,7 +18,7 @@ from types import ModuleType
 DATA_DIR = "MVUE_DATA_DIR"
 """The environment variable that names a folder with data sets."""
 
-TIMEOUT = 30.0  # seconds without any answer
+TIMEOUT = 5.0, 30.0  # seconds to reach a host, and without any answer of it
 
 
 class DatasetError(RuntimeError):

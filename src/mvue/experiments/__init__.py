@@ -2,6 +2,8 @@
 
 from ._common import Experiment as Experiment
 from ._common import InterruptedRunError as InterruptedRunError
+from ._common import OptionError as OptionError
+from .cifar10 import EXPERIMENT as _CIFAR10
 from .covariance import EXPERIMENT as _COVARIANCE
 from .linear import EXPERIMENT as _LINEAR
 from .regularization import EXPERIMENT as _REGULARIZATION
@@ -12,6 +14,15 @@ from .textbook import EXPERIMENT as _TEXTBOOK
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (_SNR, _COVARIANCE, _RSSI, _SENSORS, _LINEAR, _REGULARIZATION, _TEXTBOOK)
+    for experiment in (
+        _SNR,
+        _COVARIANCE,
+        _RSSI,
+        _CIFAR10,
+        _SENSORS,
+        _LINEAR,
+        _REGULARIZATION,
+        _TEXTBOOK,
+    )
 }
 """All experiments by name."""

@@ -26,6 +26,10 @@ class InterruptedRunError(Exception):
     """Training was interrupted; what was done is kept for the next run."""
 
 
+class OptionError(ValueError):
+    """An option of an experiment that cannot be meant; the message says what can."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run of an experiment: where, how large, with which seed."""
@@ -38,6 +42,8 @@ class Run:
     progress: bool | None = None
     fits: dict[str, mvue.Fit] = dataclasses.field(default_factory=dict)
     """What was trained, by name."""
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Values of the options that the experiment has."""
 
     @property
     def key(self) -> jax.Array:
@@ -80,6 +86,14 @@ class Findings:
 
 
 @dataclasses.dataclass(frozen=True)
+class Option:
+    """A choice that one experiment leaves to whoever runs it: ``--NAME VALUE``."""
+
+    default: str
+    help: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
     """An experiment that anyone can repeat with one command."""
 
@@ -89,6 +103,16 @@ class Experiment:
     presets: Mapping[str, Any]
     """Settings by name: ``smoke`` for seconds, ``quick`` for minutes, ``paper`` for the paper's."""
     body: Callable[[Run], Findings]
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    """By name; all are text."""
+
+    def with_defaults(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The value of every option."""
+        unknown = [name for name in given if name not in self.options]
+        if unknown:
+            known = ", ".join(f"--{name}" for name in self.options) or "none of its own"
+            raise OptionError(f"{self.name} has no option --{unknown[0]}; it has {known}")
+        return {name: option.default for name, option in self.options.items()} | dict(given)
 
     def reproduce(
         self,
@@ -98,6 +122,7 @@ class Experiment:
         out: str | Path | None = None,
         say: Say = lambda _: None,
         progress: bool | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> tuple[Findings, Path]:
         """Run and leave results in a folder.
 
@@ -110,17 +135,19 @@ class Experiment:
             out: the folder, by default ``runs/NAME``.
             say: called with a line of text now and then.
             progress: show progress bars; by default on a terminal only.
+            options: values of options of this experiment; the others have their defaults.
         """
         if preset not in self.presets:
             raise ValueError(f"preset must be one of {list(self.presets)}, got {preset!r}")
+        chosen = self.with_defaults(options or {})
         folder = Path(out) if out is not None else Path("runs") / self.name
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.presets[preset]
-        run = Run(preset, settings, seed, folder, say, progress)
+        run = Run(preset, settings, seed, folder, say, progress, options=chosen)
         started = time.perf_counter()
         found = self.body(run)
         seconds = time.perf_counter() - started
-        config = dataclasses.asdict(settings)
+        config = dataclasses.asdict(settings) | chosen
         results = {
             "experiment": self.name,
             "preset": preset,
