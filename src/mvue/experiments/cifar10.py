@@ -24,6 +24,7 @@ from ._common import (
 )
 
 MAIN = AVERAGED[0]
+FIELDS = "squared_bias", "variance"
 CLAIM = (
     "The paper: on a single crop EMMSE is slightly more accurate; averaged over many crops BCE is."
 )
@@ -50,7 +51,7 @@ Pairs = Mapping[str, Mapping[str, Sequence[Judged]]]
 
 
 class Difference(NamedTuple):
-    """Accuracy of BCE minus that of EMMSE for 1, 2, ... crops, over seeds."""
+    """BCE minus EMMSE, paired by seed: of accuracies with 1, 2, ... crops, or of moments."""
 
     mean: np.ndarray
     se: np.ndarray
@@ -119,7 +120,8 @@ def body(run: Run) -> Findings:
                 [
                     "Sums over classes, times 10⁴, on training images that the students did not "
                     "learn from and on those that they did. The mean squared error of an average "
-                    "of m crops is squared bias + variance / m.",
+                    "of m crops is squared bias + variance / m. Standard errors of students are over "
+                    "images, which both share; those of differences are over seeds.",
                     "The mean squared error for one crop is L_MSE: with the loss text, the term in "
                     "which the two students differ is tiny beside the cross-entropy.",
                 ],
@@ -194,7 +196,11 @@ def paired_difference(pair: Mapping[str, Sequence[Judged]], way: str) -> Differe
         kind: np.stack([one.accuracy[way].mean(axis=0) for one in found])
         for kind, found in pair.items()
     }
-    each = curves["bce"] - curves["emmse"]
+    return difference_over_seeds(curves["bce"] - curves["emmse"])
+
+
+def difference_over_seeds(each: np.ndarray) -> Difference:
+    """Mean and standard error of differences, one row for each seed."""
     n = len(each)
     se = each.std(axis=0, ddof=1) / n**0.5 if n > 1 else np.full(each.shape[1], np.nan)
     return Difference(each.mean(axis=0), se)
@@ -239,30 +245,25 @@ def accuracy_rows(
 
 
 def moment_rows(judged: Pairs, crops: int) -> list[list[str]]:
-    """Squared bias and variance over crops, mean over seeds."""
-    rows = [["loss", "student", "images", "bias²", "variance", "MSE, 1 crop", f"{crops} crops"]]
+    """Squared bias and variance over crops, mean over seeds, and their paired differences."""
+    rows = [["loss", "images", "student", "bias²", "variance", "MSE, 1 crop", f"{crops} crops"]]
     for loss, pair in judged.items():
-        for kind, found in pair.items():
-            for part, words in (("held_out", "held out"), ("seen", "learned from")):
-                values = [getattr(one, part) for one in found]
-
-                def cell(field: str, values: list[Any] = values) -> str:
-                    mean = np.mean([getattr(v, field) for v in values])
-                    # Seeds share the images, so that their errors do not average out.
-                    se = np.mean([getattr(v, f"{field}_se") for v in values])
-                    return f"{1e4 * mean:.3g} ± {1e4 * se:.1g}"
-
-                errors = (np.mean([v.error_of_mean(m) for v in values]) for m in (1, crops))
-                rows.append(
-                    [
-                        loss,
-                        kind,
-                        words,
-                        cell("squared_bias"),
-                        cell("variance"),
-                        *(f"{1e4 * error:.3g}" for error in errors),
-                    ]
+        for part, words in (("held_out", "held out"), ("seen", "learned from")):
+            table = {}
+            for kind, found in pair.items():
+                moments = [getattr(one, part) for one in found]
+                errors = [[m.error_of_mean(n) for n in (1, crops)] for m in moments]
+                table[kind] = 1e4 * np.array(
+                    [[m.squared_bias, m.variance, *e] for m, e in zip(moments, errors, strict=True)]
                 )
+                # Seeds share the images, so that their errors do not average out.
+                se = [np.mean([getattr(m, f"{f}_se") for m in moments]) for f in FIELDS]
+                means = table[kind].mean(axis=0)
+                cells = [f"{m:.3g} ± {1e4 * e:.1g}" for m, e in zip(means, se, strict=False)]
+                rows.append([loss, words, kind, *cells, *(f"{m:.3g}" for m in means[2:])])
+            change = difference_over_seeds(table["bce"] - table["emmse"])
+            cells = [f"{m:+.3f} ± {e:.3f}" for m, e in zip(*change, strict=True)]
+            rows.append([loss, words, "bce − emmse", *cells])
     return rows
 
 
@@ -272,7 +273,9 @@ def plot(
 ) -> Figure:
     """Accuracy against the number of crops, and the paired difference, a column for each loss."""
     figure = new_figure(4.4 * len(differences), 5.4)
-    axes = figure.subplots(2, len(differences), squeeze=False, sharex=True, height_ratios=(3, 2))
+    axes = figure.subplots(
+        2, len(differences), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 2)
+    )
     for (above, below), (loss, ways) in zip(axes.T, differences.items(), strict=True):
         crops = np.arange(1, len(ways[MAIN].mean) + 1)
         for i, kind in enumerate(SOFT_LOSSES):
