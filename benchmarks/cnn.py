@@ -1,7 +1,8 @@
 """Speed of the networks of the CIFAR-10 experiment against PyTorch, in one run.
 
-Forward, backward and update in float32, images per second of wall time, and of CPU time, which a
-busy machine does not change. JAX with this project's convolutions and with `lax.conv` as it is.
+Forward, backward and update in float32, images per second of wall time and of CPU time, which
+other work on the machine changes less; CPU time includes threads that wait for each
+other. JAX with this project's convolutions and with `lax.conv` as it is.
 
     python benchmarks/cnn.py
 """

@@ -120,8 +120,8 @@ def body(run: Run) -> Findings:
                 [
                     "Sums over classes, times 10⁴, on training images that the students did not "
                     "learn from and on those that they did. The mean squared error of an average "
-                    "of m crops is squared bias + variance / m. Standard errors of students are over "
-                    "images, which both share; those of differences are over seeds.",
+                    "of m crops is squared bias + variance / m. Standard errors of students are "
+                    "over images, which both share; those of differences are over seeds.",
                     "The mean squared error for one crop is L_MSE: with the loss text, the term in "
                     "which the two students differ is tiny beside the cross-entropy.",
                 ],
@@ -283,8 +283,9 @@ def plot(
             sd = np.asarray(found["sd_over_checkpoints"])
             draw_series(above, crops, np.asarray(found["mean"]), sd, kind, i, width=1.0)
         below.axhline(0, color="0.6", linewidth=0.8)
-        change, se = (100 * values for values in ways[MAIN])
-        draw_series(below, crops, change, se, "bce − emmse, ± 2 standard errors over seeds", 2)
+        mean, se = (100 * values for values in ways[MAIN])
+        draw_series(below, crops, mean, se, "bce − emmse, ± 2 standard errors over seeds", 2)
+        below.xaxis.get_major_locator().set_params(integer=True)
         above.set_title(f"loss: {loss}")
         above.set_ylabel("accuracy")
         below.set_ylabel("percentage points")
