@@ -363,7 +363,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
 FUZZ = """
 import resource, sys
 sys.path[:0] = [{tests!r}]
-import fuzz_models
+import fuzz_models, models
 resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30, 16 * 2**30))
 print(fuzz_models.run({files!r}, mutations={mutations}, seed=0, folder={folder!r}, watch=True))
 """

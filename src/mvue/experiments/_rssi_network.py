@@ -24,7 +24,7 @@ class Scoring(mvue.Frozen):
 
     room: RSSIRoom = eqx.field(static=True)
     places: Float[Array, "g 2"]
-    evidence: Float[Array, "g 2*k"]
+    evidence: Float[Array, "g s"]
     """What each sufficient statistic says for each place."""
     silence: Float[Array, " g"]
     """What is said for each place by no beacon being heard."""
@@ -51,7 +51,7 @@ class Scoring(mvue.Frozen):
         evidence = jnp.concatenate([heard, above / room.shadowing**2])
         return room.n * evidence, room.n * unheard.sum()
 
-    def __call__(self, statistics: Float[Array, " 2*k"]) -> tuple[Array, Array]:
+    def __call__(self, statistics: Float[Array, " s"]) -> tuple[Array, Array]:
         """The estimate (2,), and the covariance of the posterior (2, 2)."""
         weights = jax.nn.softmax(self.evidence @ statistics + self.silence)
         mean = weights @ self.places
