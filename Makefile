@@ -32,6 +32,9 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mle.py
 	$(BIN)/python benchmarks/covariance.py
 	$(BIN)/python benchmarks/penalty_noise.py --figure runs/penalty-noise.png
+	$(BIN)/python benchmarks/cnn.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/fuzz_model_files.py
 
 clean:
 	rm -rf $(VENV) site runs
