@@ -32,7 +32,7 @@ def main() -> None:
         + os.environ.get("XLA_FLAGS", "")
     )
     found = {}
-    print(f"{'size':<30}{'values':>22}{'seconds per step':>24}{'slope':>7}{'MB':>22}{'slope':>7}")
+    print(f"{'size':<30}{'values':>22}{'seconds':>28}{'slope':>7}{'MB':>22}{'slope':>7}")
     for title, (name, values) in SIZES.items():
         values = values[:2] if options.quick else values
         measured = [cost(**{**MIDDLE, name: value}) for value in values]
@@ -41,7 +41,7 @@ def main() -> None:
             seconds = [s * v for s, v in zip(seconds, values, strict=True)]
         found[name] = {"values": values, "seconds": seconds, "bytes": memory}
         row = f"{title:<30}{' '.join(map(str, values)):>22}"
-        row += f"{' '.join(f'{s:.2g}' for s in seconds):>24}{slope(values, seconds):>7.2f}"
+        row += f"{' '.join(f'{s:.2g}' for s in seconds):>28}{slope(values, seconds):>7.2f}"
         row += f"{' '.join(f'{m / 1e6:.3g}' for m in memory):>22}{slope(values, memory):>7.2f}"
         print(row, flush=True)
     if options.json:
