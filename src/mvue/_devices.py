@@ -59,7 +59,7 @@ def divided(
         first = 0 if mesh is None else jax.lax.axis_index(AXIS) * part
         return jax.vmap(lambda number: function(number, *shared))(first + jnp.arange(part))
 
-    return mine(*shared) if mesh is None else _on(mesh, mine, P(), len(shared))(*shared)
+    return mine(*shared) if mesh is None else _on(mesh, mine, (P(),) * len(shared))(*shared)
 
 
 def mapped(
@@ -145,11 +145,11 @@ def _own(leaf: Any) -> Any:
     return leaf.addressable_data(0)
 
 
-def _on(mesh: Mesh, function: Callable[..., PyTree], specs: Any, copies: int = 0) -> Any:
+def _on(mesh: Mesh, function: Callable[..., PyTree], specs: tuple[P, ...]) -> Any:
     return jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=(specs,) * copies if copies else specs,
+        in_specs=specs,
         out_specs=P(AXIS),
         check_vma=False,
     )

@@ -94,7 +94,8 @@ def reproduce(
     """Run an experiment and write its report.
 
     Leaves index.html (open it in a browser), results.json, figures/ and model-NAME.mvue (see
-    `mvue info`) in the folder. Ctrl-C stops it with exit code 130; the same command resumes.
+    `mvue info`) in the folder. Ctrl-C stops it with exit code 130,
+    SIGTERM with 143; the same command resumes.
     """
     from .datasets import DatasetError
     from .experiments import EXPERIMENTS, InterruptedRunError, OptionError
