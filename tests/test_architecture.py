@@ -59,7 +59,7 @@ LAYERS = [
     {"_loop", "_fisher"},
     {"_fit_data"},
     {"_train"},
-    {"_bounds"},
+    {"_bounds", "_error_pieces"},
     {"_assess", "_average", "_linear_path", "_refit", "_mle"},
     {"_bootstrap", "_model"},
     {"_saved", "_export", "_data_files"},

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
-from mvue import _assess
+from mvue import _error_pieces
 from mvue._moments import merge, moments_of, summarize
 
 AT = np.array([[0.0, 0.5], [-0.5, 0.9], [1.0, -1.0]])
@@ -54,7 +54,7 @@ def test_prior_averages(line, swept_key):
 
 def test_results_do_not_depend_on_the_pieces(line, key, monkeypatch):
     whole = mvue.assess(shrink, line, at=AT, repeats=1_000, key=key)
-    monkeypatch.setattr(_assess, "PIECE_NUMBERS", 3 * 2 * 137)
+    monkeypatch.setattr(_error_pieces, "PIECE_NUMBERS", 3 * 2 * 137)
     pieces = mvue.assess(shrink, line, at=AT, repeats=1_000, key=key)
     for field in ("bias", "sd", "sd_se", "mse", "mse_se", "covariance"):
         np.testing.assert_allclose(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,26 +13,21 @@ import numpy as np
 from jaxtyping import Array
 
 from ._bounds import note_bounds
-from ._devices import divided, everywhere, mesh_for, same_everywhere, whole_shares
+from ._error_pieces import ErrorPieces, pairs_of, rms_of
 from ._fit import Fit
-from ._losses import unit_mse, unit_squared_bias
-from ._moments import Moments, merge, moments_of, rescale, summarize
+from ._moments import Moments, summarize
 from ._problem import (
     Problem,
     check_count,
     check_output,
     describe_shapes,
-    fold_in_each,
     key_for,
     prior_leaves,
 )
-from ._progress import progress_bar
-from ._report import Assessment, PriorAverage, Report
+from ._report import Assessment, Report
 from ._types import Estimator, ExtrapolationWarning, Key, NonFiniteWarning, Theta
 
 DEFAULT_VALUES = 13
-PIECE_NUMBERS = 2**22  # numbers of x held at a time, 16 MB in float32
-PRIOR_REPLICATES = 8
 RANGE_DRAWS = 4096
 
 
@@ -83,10 +78,10 @@ def assess(
     transform = _transform(of, y_shape.shape[0])
     truth = jax.vmap(transform)(y)
 
-    pieces = _Pieces(problem, tuple(functions.values()), transform)
+    pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats)
     with _own_errors(functions):
-        errors, squares = pieces.at_values(theta, truth, repeats, draw_key, progress)
-        averages = pieces.over_prior(repeats, prior_key, np.fmax.reduce(_rms(errors).ravel()))
+        errors, squares = pieces.at_values(theta, truth, draw_key, progress)
+        averages = pieces.over_prior(prior_key, np.fmax.reduce(rms_of(errors).ravel()))
     bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
     assessments = {}
     for i, name in enumerate(functions):
@@ -121,135 +116,10 @@ def assess(
         repeats=repeats,
         estimators=assessments,
         bound=bound.matrix,
-        squared_errors=dict(zip(_pairs_of(list(functions)), squares, strict=True)),
+        squared_errors=dict(zip(pairs_of(list(functions)), squares, strict=True)),
         bound_se=bound.se,
         bound_note=bound.note,
     )
-
-
-def _pairs_of(names: list[str]) -> list[tuple[str, str]]:
-    return [(names[i], names[j]) for i in range(len(names)) for j in range(i)]
-
-
-class _Totals(NamedTuple):
-    errors: Moments  # leading axes (estimators, values), d components
-    squares: Moments  # leading axes (pairs, values), two components
-
-
-class _Pieces:
-    """Compiled reductions of a piece of the repeats."""
-
-    def __init__(
-        self, problem: Problem, functions: tuple[Estimator, ...], transform: Callable[[Any], Any]
-    ) -> None:
-        self.problem, self.transform = problem, transform
-        self.functions = functions
-        x, _ = problem.shapes()
-        self.x_size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-
-    def estimate(self, x: Any) -> Array:
-        """All estimators on a batch of measurements, (E, B, d)."""
-        return jnp.stack(
-            [
-                jax.vmap(lambda one, f=f: self.transform(jnp.reshape(f(one), (-1,))))(x)
-                for f in self.functions
-            ]
-        )
-
-    def at_values(
-        self, theta: Theta, truth: Array, repeats: int, key: Key, progress: bool | None
-    ) -> tuple[Moments, list[Moments]]:
-        """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
-        values, count = truth.shape[0], len(self.functions)
-        size = whole_shares(int(np.clip(PIECE_NUMBERS // (values * self.x_size), 1, repeats)))
-        pairs = np.array([(i, j) for i in range(count) for j in range(i)], int).reshape(-1, 2)
-        mesh = mesh_for(size)
-
-        def repeat(number: Array, start: Array, key: Key, theta: Theta) -> Array:
-            """Estimates from one measurement at each value, (E, K, d)."""
-            keys = fold_in_each(key, jnp.arange(values))
-            keys = jax.vmap(jr.fold_in, in_axes=(0, None))(keys, start + number)
-            return self.estimate(jax.vmap(self.problem.simulate)(keys, theta))
-
-        def piece(start: Array, key: Key, theta: Theta, truth: Array, unit: Array) -> _Totals:
-            estimates = divided(repeat, mesh, size, start, key, theta)
-            errors = jnp.moveaxis(estimates, 0, 2) - truth[None, :, None, :]
-            wanted = jnp.broadcast_to(start + jnp.arange(size) < repeats, (values, size))
-            finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
-            common = unit.max(axis=-1)[None, :, None, None]
-            squares = ((errors / common) ** 2).sum(axis=-1)
-
-            def pair(which: Array) -> Moments:
-                both = jnp.stack([squares[which[0]], squares[which[1]]], axis=-1)
-                return moments_of(both, finite[which[0]] & finite[which[1]])
-
-            return _Totals(
-                moments_of(errors / unit[None, :, None, :], finite), jax.lax.map(pair, pairs)
-            )
-
-        # Powers of very small or large errors would leave the range of single precision: a first
-        # piece tells their size, in which all are measured.
-        piece = everywhere(same_everywhere(piece, mesh), mesh)
-        first = piece(jnp.asarray(0), key, theta, truth, jnp.ones_like(truth))
-        rms = np.fmax.reduce(_rms(first.errors.on_host()), axis=0)
-        unit = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
-        total: _Totals | None = None
-        with progress_bar("assessing", repeats, show=progress) as advance:
-            for start in range(0, repeats, size):
-                part = piece(jnp.asarray(start), key, theta, truth, jnp.asarray(unit, truth.dtype))
-                total = part if total is None else _Totals(*map(merge, total, part))
-                advance(min(start + size, repeats), "")
-        assert total is not None
-        common = np.repeat(unit.max(axis=-1)[:, None] ** 2, 2, axis=1)
-        squares = [
-            rescale(Moments(*(leaf[p] for leaf in total.squares.on_host())), common)
-            for p in range(len(pairs))
-        ]
-        return rescale(total.errors.on_host(), unit), squares
-
-    def over_prior(self, repeats: int, key: Key, unit: float) -> list[PriorAverage]:
-        """Averages over the prior of squared error and squared bias."""
-        m = PRIOR_REPLICATES
-        units = max(256, repeats // m)
-        size = whole_shares(int(np.clip(PIECE_NUMBERS // (m * self.x_size), 1, units)))
-        count = -(-units // size)
-        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
-        mesh = mesh_for(size)
-
-        def unknown(i: Array, key: Key) -> Array:
-            """Errors of the estimates from all measurements of one unknown, (E, m, d)."""
-            draw = self.problem.draw_unit(key, i, m)
-            return self.estimate(draw.x) - self.transform(draw.y)[None, None, :]
-
-        def piece(i: Array, key: Key, unit: Array) -> Moments:
-            errors = divided(unknown, mesh, size, jr.fold_in(key, i)) / unit
-            errors = jnp.moveaxis(errors, 0, 1)
-            mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
-            bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
-            both = jnp.stack([mse, bias2], axis=-1)
-            return moments_of(both, jnp.isfinite(both).all(axis=-1))
-
-        piece = everywhere(same_everywhere(piece, mesh), mesh)
-        total = None
-        for i in range(count):
-            part = piece(jnp.asarray(i), key, jnp.asarray(unit, jnp.result_type(float)))
-            total = part if total is None else merge(total, part)
-        assert total is not None
-        total = rescale(total.on_host(), np.full(2, unit**2))
-        stats = summarize(total)
-        return [
-            PriorAverage(mean[0], se[0], mean[1], se[1], int(count * size - number))
-            for mean, se, number in zip(
-                stats.bias.tolist(), stats.bias_se.tolist(), total.number, strict=True
-            )
-        ]
-
-
-def _rms(errors: Moments) -> np.ndarray:
-    """Root mean squared errors."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.einsum("...ii->...i", errors.second) / errors.number[..., None]
-        return np.sqrt(errors.mean**2 + variance)
 
 
 def _example(problem: Problem) -> Any:
