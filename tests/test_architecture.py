@@ -12,7 +12,7 @@ LAYERS = [
     {
         "_types",
         "_time_limit",
-        "_devices",
+        "_jit",
         "_memory",
         "_signals",
         "_version",
@@ -21,7 +21,7 @@ LAYERS = [
         "_small_matrices",
         "_sorting",
     },
-    {"_frozen", "_model_file", "_model_tree"},
+    {"_frozen", "_model_file", "_model_tree", "_devices"},
     {
         "_losses",
         "_problem",

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._frozen import Affine, Frozen
+from ._jit import jit
 from ._problem import Problem, finite_units
 from ._registry import register
 from ._survey import Survey
@@ -119,7 +120,7 @@ def fit_baseline(
 def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
     """At most `count` pieces of simulations, as many as memory allows."""
 
-    @jax.jit
+    @jit
     def simulate(key: Key) -> tuple[Array, ...]:
         draw = problem.draw(key, UNITS, REPLICATES)
         inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
@@ -160,7 +161,7 @@ def _fit_plug_in(pieces: list[_Piece], key: Key) -> PlugIn:
         scale=_array(scale),
         table=_array(table),
     )
-    rows = jax.jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
+    rows = jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
     rows = np.asarray(rows, np.float64)
     both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
     gram = rows.T @ rows / len(rows) + RIDGE * np.eye(rows.shape[1])
@@ -177,7 +178,7 @@ def _fit_linear(pieces: list[_Piece], plug_in: PlugIn) -> Baseline:
     scaling = Affine(_array(centre), _array(_inverse(deviation, centre)))
     unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
-    @jax.jit
+    @jit
     @jax.vmap
     @jax.vmap
     def rows_of(inputs: Array, natural: Array) -> Array:

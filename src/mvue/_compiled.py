@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from ._checkpoint import arrays_digest, constants_of
 from ._devices import everywhere, replicated, same_everywhere
+from ._jit import compiler_options
 
 KEPT = 16  # programs; each holds memory for as long as it may be asked for
 
@@ -44,7 +45,7 @@ def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
     lowered = traced.lower()
     text = lowered.as_text()
     if "callback" in text:  # functions of the host are only numbered in it
-        return lowered.compile()
+        return lowered.compile(compiler_options())
     leaves, structure = jax.tree.flatten(args)
     places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
     name = (
@@ -57,8 +58,8 @@ def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
     try:
         found = _programs.pop(name, None)
     except (TypeError, ValueError):  # something in the arguments cannot be compared
-        return lowered.compile()
-    _programs[name] = found = found or lowered.compile()
+        return lowered.compile(compiler_options())
+    _programs[name] = found = found or lowered.compile(compiler_options())
     while len(_programs) > KEPT:
         _programs.popitem(last=False)
     return found

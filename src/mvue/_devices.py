@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
+from ._jit import jit
+
 AXIS = "units"
 
 
@@ -72,10 +74,10 @@ def mapped(
 
 
 def same_everywhere(function: Callable[..., PyTree], mesh: Mesh | None, **settings: Any) -> Any:
-    """`jax.jit` whose outputs are the same on all devices."""
+    """`jit` whose outputs are the same on all devices."""
     if mesh is not None:
         settings["out_shardings"] = NamedSharding(mesh, P())
-    return jax.jit(function, **settings)
+    return jit(function, **settings)
 
 
 def everywhere(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..., PyTree]:

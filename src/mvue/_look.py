@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
+from ._jit import jit
 from ._problem import NONFINITE_LIMIT, Problem
 from ._statistics import Statistics
 from ._theta_range import OPEN_EDGE, Coordinates, is_defined
@@ -53,7 +54,7 @@ class Look:
         self.nodes = max(5, round(NODES * thin))
         self.points = max(64, round(POINTS * thin))
         self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
-        self._information = jax.jit(jax.vmap(self._information_at, in_axes=(0, 0, 0, 0)))
+        self._information = jit(jax.vmap(self._information_at, in_axes=(0, 0, 0, 0)))
 
     def _information_at(self, theta: Array, down: Array, up: Array, key: Key) -> tuple[Array, Any]:
         """Information about theta in the statistics, from simulations at theta and around."""

@@ -207,7 +207,8 @@ def _as_function(problem: Problem, init: Any) -> Callable[[Any], Theta]:
     """A start for each measurement, checked for its structure and shapes."""
     x, _ = problem.shapes()
     one = jax.eval_shape(problem.sample_prior, jr.key(0))
-    function = init if callable(init) else lambda _: init
+    # A plain function, for a module would be a part of the estimator that is not one of its arrays.
+    function = (lambda x: init(x)) if callable(init) else lambda _: init
     try:
         start = eqx.filter_eval_shape(lambda m: jax.tree.map(jnp.asarray, function(m)), x)
     except Exception as error:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from ._baseline import Baseline, PlugIn, fit_baseline
 from ._frozen import Affine, Frozen
+from ._jit import jit
 from ._problem import Draw, Problem, key_for, pilot_draw
 from ._registry import register
 from ._statistics import Statistics, flatten
@@ -217,7 +218,7 @@ def nearly_zero(network: eqx.nn.MLP) -> eqx.nn.MLP:
 
 
 def _pilot_features(pilot: Draw, features: Callable[[Measurement], Array]) -> Array:
-    return jax.jit(jax.vmap(features))(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
+    return jit(jax.vmap(features))(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x))
 
 
 def scale_back(y: Float[Array, "n d"]) -> ScaleBack:

@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from ._jit import jit
 from ._types import Key, Measurement, SimulatorError, Theta
 
 NONFINITE_LIMIT = 0.01
@@ -234,10 +235,14 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     """`Problem.draw`, compiled."""
-    return problem.draw(key, n, m)
+    return _draw_program()(problem, key, n, m)
+
+
+@functools.cache
+def _draw_program() -> Any:
+    return jit(Problem.draw, static_argnums=(0, 2, 3))
 
 
 def key_for(purpose: str, key: Key) -> Key:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from ._jit import jit
 from ._look import POINTS, STEP, Line, Look, distance_along
 from ._problem import NONFINITE_LIMIT, Draw, Problem, finite_units, key_for, pilot_draw
 from ._smooth import smooth
@@ -113,7 +114,7 @@ def survey(problem: Problem, *, key: Key) -> Survey:
         tables, widths = _tables(inside, below, above, share)
         prior = TrainingPrior(found, tables)
         training = dataclasses.replace(problem, prior=prior, crb=None)
-        trial = jax.jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
+        trial = jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
         if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
             break
     log_sd = _expected_error(problem, look, prior, keys[4], widths)
@@ -186,7 +187,7 @@ def _expected_error(
     around = theta[:, None, :] + np.einsum("bij,ej->bei", root, noise)
     around = np.clip(around, tables[:, 0], tables[:, -1])
 
-    @jax.jit
+    @jit
     def y_at(values: Array) -> Array:
         flat = jax.vmap(lambda one: problem.y_of(c.theta(one)))(values.reshape(-1, p))
         return flat.reshape(*values.shape[:-1], -1)
@@ -212,7 +213,7 @@ def _of_unknown_coordinates(
     problem: Problem, pilot: Draw, statistics: Statistics, reason: str
 ) -> Survey:
     """Leave the prior alone; the size of errors is that of a least-squares fit, smooth in y."""
-    seen = jax.jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
     values, y = np.asarray(seen, np.float64), np.asarray(pilot.y, np.float64)
     deviation = values.std(axis=(0, 1))
     deviation = np.where(deviation > 0, deviation, np.inf)

@@ -16,6 +16,7 @@ from ._anchor import Control
 from ._devices import mesh_for
 from ._fit import Fit
 from ._fit_data import fit_data
+from ._jit import jit
 from ._loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
 from ._networks import PILOT_UNITS, Given, WithBaseline, default_network
 from ._objectives import Loss, bce
@@ -217,7 +218,7 @@ def _check_loss(source: Simulations, loss: Callable[[Any, Draw, Any], Any]) -> N
 
 def _check_baseline(program: Program, key: Key) -> None:
     """Warn if the estimator that is said to be unbiased is not."""
-    shown, se = jax.jit(program.baseline_bias)(program.arrays, key)
+    shown, se = jit(program.baseline_bias)(program.arrays, key)
     worst = int(np.argmax(np.asarray(shown / se)))
     if shown[worst] > BIAS_SHOWN * se[worst]:
         warnings.warn(

@@ -88,6 +88,10 @@ class RoomNetwork(eqx.Module):
             lambda net: net.layers[-1].weight, network, replace_fn=lambda weight: 0.1 * weight
         )
 
+    def first(self, x: Float[Array, "n k"]) -> Float[Array, " 2"]:
+        """The closed-form estimate."""
+        return self.scoring(self.room.sufficient(x))[0]
+
     def __call__(self, x: Float[Array, "n k"]) -> Float[Array, " 2"]:
         """The estimate from one measurement."""
         statistics = self.room.sufficient(x)
