@@ -23,6 +23,7 @@ LAYERS = [
     },
     {"_frozen", "_model_file", "_model_tree"},
     {
+        "_exchange",
         "_losses",
         "_problem",
         "_theta_columns",
