@@ -181,7 +181,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
     known = model.trained_on
     return {
-        "estimator": type(model.estimator).__name__,
+        "estimator": model.kind,
         "names": None if model.names is None else list(model.names),
         "x": [
             {"shape": list(leaf.shape), "dtype": leaf.dtype.name}
