@@ -133,6 +133,10 @@ assert not heavy, heavy
 """
 
 
+def test_types_are_for_users_too():
+    assert (PACKAGE / "py.typed").exists()
+
+
 def test_import_is_light_and_changes_nothing():
     subprocess.run([sys.executable, "-c", IMPORT_CHECK], check=True)
 

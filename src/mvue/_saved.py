@@ -52,7 +52,7 @@ def save(
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     model = _model_of(estimator, problem, assessment)
     encoder = Encoder()
-    header: dict[str, Any] = {"versions": versions(), "needs": None}
+    header: dict[str, Any] = {"versions": model.versions, "needs": None}
     try:
         header["estimator"] = encoder.node(model.estimator, "estimator")
     except UnsavableError as error:
@@ -107,6 +107,12 @@ def versions() -> dict[str, str]:
     }
 
 
+def _front_versions() -> dict[str, str]:
+    import sklearn
+
+    return {"scikit-learn": sklearn.__version__}
+
+
 def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model:
     """What is to be saved, with all that is known about it."""
     trained_on, training = None, {}
@@ -144,7 +150,8 @@ def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model
         x, y = problem.shapes()
         check_estimator("estimator", estimator, x, y.shape[0])
         trained_on = trained_on_problem(problem, key_for("save", jr.key(0)))
-    return Model(estimator, trained_on, training, _plain(assessment), versions())
+    made_with = versions() | (_front_versions() if is_front(estimator) else {})
+    return Model(estimator, trained_on, training, _plain(assessment), made_with)
 
 
 def _training(fit: Fit) -> dict[str, Any]:

@@ -105,18 +105,18 @@ def _scaled(shift: Any, scale: Any) -> Row:
     return row
 
 
-def _standard_columns(t: StandardScaler) -> int:
+def _standard_columns(t: Any) -> int:
     there = {name: getattr(t, name, None) is not None for name in ("mean_", "var_")}
     return _as_many(t, **there | {"scale_": t.with_std, "mean_": there["mean_"] or t.with_mean})
 
 
-def _minmax_columns(t: MinMaxScaler) -> int:
+def _minmax_columns(t: Any) -> int:
     if not isinstance(t.n_samples_seen_, (int, np.integer)):
         raise ValueError("n_samples_seen_ must be a number")
     return _as_many(t, min_=True, scale_=True, data_min_=True, data_max_=True)
 
 
-def _within(t: MinMaxScaler) -> Row:
+def _within(t: Any) -> Row:
     low, high = map(float, t.feature_range)
     start, factor = constant(t.data_min_), constant(t.scale_)
 
@@ -131,7 +131,7 @@ def _taken_back(t: Any, values: np.ndarray) -> np.ndarray:
     return t.inverse_transform(values)
 
 
-def _imputed_columns(t: SimpleImputer) -> int:
+def _imputed_columns(t: Any) -> int:
     if type(t.strategy) is not str or t.strategy == "most_frequent" or t.add_indicator:
         raise ValueError(
             "of a SimpleImputer, only the strategies mean, median and constant can be saved, "
@@ -156,13 +156,13 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _kept(t: SimpleImputer) -> np.ndarray:
+def _kept(t: Any) -> np.ndarray:
     """Which columns it returns: those of which something was seen."""
     empty = np.isnan(t.statistics_.astype(np.float64))
     return np.ones(t.n_features_in_, bool) if t.keep_empty_features else ~empty
 
 
-def _imputed(t: SimpleImputer) -> Row:
+def _imputed(t: Any) -> Row:
     kept = np.flatnonzero(_kept(t))
     fill = constant(t.statistics_[kept].astype(t._fill_dtype))
     whole = kept.size == t.n_features_in_
@@ -174,20 +174,20 @@ def _imputed(t: SimpleImputer) -> Row:
     return row
 
 
-def _not_imputed(t: SimpleImputer, values: np.ndarray) -> np.ndarray:
+def _not_imputed(t: Any, values: np.ndarray) -> np.ndarray:
     rows = np.zeros((len(values), t.n_features_in_))
     rows[:, _kept(t)] = values
     return rows
 
 
-def _degrees(t: PolynomialFeatures) -> tuple[int, int]:
+def _degrees(t: Any) -> tuple[int, int]:
     low, high = (0, t.degree) if isinstance(t.degree, int) else t.degree
     if not all(type(n) is int for n in (low, high)) or not 0 <= low <= high <= HIGHEST_DEGREE:
         raise ValueError(f"degree must be of up to {HIGHEST_DEGREE}, got {t.degree!r}"[:200])
     return low, high
 
 
-def _polynomial_columns(t: PolynomialFeatures) -> int:
+def _polynomial_columns(t: Any) -> int:
     low, high = _degrees(t)
     count = {
         start: t._num_combinations(
@@ -206,7 +206,7 @@ def _polynomial_columns(t: PolynomialFeatures) -> int:
     return count[low]
 
 
-def _polynomial(t: PolynomialFeatures) -> Row:
+def _polynomial(t: Any) -> Row:
     low, high = _degrees(t)
     choose = (
         itertools.combinations if t.interaction_only else itertools.combinations_with_replacement
@@ -221,13 +221,13 @@ def _polynomial(t: PolynomialFeatures) -> Row:
     return row
 
 
-def _not_polynomial(t: PolynomialFeatures, values: np.ndarray) -> np.ndarray | None:
+def _not_polynomial(t: Any, values: np.ndarray) -> np.ndarray | None:
     low, high = _degrees(t)
     first = int(t.include_bias)
     return values[:, first : first + t.n_features_in_] if low <= 1 <= high else None
 
 
-def _component_columns(t: PCA) -> int:
+def _component_columns(t: Any) -> int:
     components = getattr(t, "components_", None)
     k = len(components) if isinstance(components, np.ndarray) and components.ndim else 0
     check_shapes(t, components_=(k, t.n_features_in_), mean_=(t.n_features_in_,))
@@ -235,26 +235,26 @@ def _component_columns(t: PCA) -> int:
     return k
 
 
-def _components(t: PCA) -> Row:
+def _components(t: Any) -> Row:
     directions, centre = constant(t.components_), constant(t.mean_)
     spread = np.maximum(np.sqrt(t.explained_variance_), np.finfo(t.explained_variance_.dtype).eps)
     scale = constant(spread if t.whiten else np.ones_like(spread))
     return lambda x: directions @ (x - centre) / scale
 
 
-def _wave_columns(t: RBFSampler) -> int:
+def _wave_columns(t: Any) -> int:
     k = t.n_components
     check_shapes(t, random_weights_=(t.n_features_in_, k), random_offset_=(k,))
     return k
 
 
-def _waves(t: RBFSampler) -> Row:
+def _waves(t: Any) -> Row:
     weights, offset = constant(t.random_weights_.T), constant(t.random_offset_)
     size = math.sqrt(2.0 / t.n_components)
     return lambda x: size * jnp.cos(weights @ x + offset)
 
 
-def _kernel_columns(t: Nystroem) -> int:
+def _kernel_columns(t: Any) -> int:
     if t.kernel != "rbf" or t.kernel_params is not None:
         raise ValueError("of a Nystroem, only the kernel 'rbf' can be saved, without kernel_params")
     components = getattr(t, "components_", None)
@@ -263,7 +263,7 @@ def _kernel_columns(t: Nystroem) -> int:
     return k
 
 
-def _kernels(t: Nystroem) -> Row:
+def _kernels(t: Any) -> Row:
     centres, mixing = constant(t.components_), constant(t.normalization_)
     gamma = 1.0 / t.n_features_in_ if t.gamma is None else float(t.gamma)
 
@@ -273,12 +273,12 @@ def _kernels(t: Nystroem) -> Row:
     return row
 
 
-def _usual(t: StandardScaler) -> InputRange | None:
+def _usual(t: Any) -> InputRange | None:
     there = getattr(t, "mean_", None) is not None and getattr(t, "var_", None) is not None
     return InputRange.of_moments(t.mean_, t.var_) if there else None
 
 
-def _between(t: MinMaxScaler) -> InputRange:
+def _between(t: Any) -> InputRange:
     return InputRange.of_extremes(t.data_min_, t.data_max_, t.n_samples_seen_)
 
 
