@@ -305,10 +305,7 @@ def _check(model: Model) -> None:
             x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if is_front(estimator) and _without_form(estimator):
-                found = np.size(estimator.predict(np.zeros((1, *x.shape))))
-                if found != len(known.names):
-                    raise ValueError(f"it returns {found} numbers")
+            if is_front(estimator) and _has_no_form(estimator, x.shape, len(known.names)):
                 return
             # Linear models with complex matrices are saved without a problem.
             check_estimator(
@@ -318,10 +315,16 @@ def _check(model: Model) -> None:
         raise BrokenTreeError(f"it is inconsistent: {error}") from error
 
 
-def _without_form(front: Any) -> bool:
+def _has_no_form(front: Any, shape: tuple[int, ...], d: int) -> bool:
+    """Whether it can be used in Python only; then it is tried there."""
     from .sklearn._fronts import without_form
 
-    return bool(without_form(front))
+    if not without_form(front):
+        return False
+    found = np.size(front.predict(np.zeros((1, *shape))))
+    if found != d:
+        raise ValueError(f"it returns {found} numbers for {d} unknowns")
+    return True
 
 
 def _seen_shapes(estimator: Any, x: Any) -> Any:

@@ -175,7 +175,7 @@ def seen_by_regressor(front: Any, x: np.ndarray) -> Seen:
     """What the transformers of a front make of rows."""
     parts = parts_of(front)
     usable = np.ones(len(x), bool)
-    far = np.isnan(x).all(axis=1)  # nothing was measured, whatever is put in its place
+    far = np.asarray(np.isnan(x).all(axis=1))  # nothing was measured, whatever is put in its place
     for part in parts.before if len(x) else ():
         takes_nan = part.__sklearn_tags__().input_tags.allow_nan
         usable &= ~(np.isinf(x) if takes_nan else ~np.isfinite(x)).any(axis=1)
