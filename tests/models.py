@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,6 +11,18 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import PCA
+from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import Nystroem, RBFSampler
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    PolynomialFeatures,
+    RobustScaler,
+    StandardScaler,
+)
 
 import mvue
 from mvue import Affine
@@ -189,6 +202,32 @@ def _regressor():
     return Saved(model.fit(X, y[:, 0]), X)
 
 
+def pipelines():
+    """Pipelines with all transformers that files can hold, not fitted."""
+    steps = (MinMaxScaler(), RobustScaler(), MaxAbsScaler(), SimpleImputer(strategy="median"))
+    kernels = Nystroem(n_components=6, random_state=0)
+    waves = make_pipeline(StandardScaler(), RBFSampler(n_components=8, random_state=0))
+    inside = TransformedTargetRegressor(LinearBCE(1.0), transformer=MinMaxScaler())
+    return {
+        "pipeline": make_pipeline(*steps, PolynomialFeatures(2), PCA(4), LinearBCE(1.0)),
+        "kernels": make_pipeline("passthrough", StandardScaler(), kernels, inside),
+        "scaled": TransformedTargetRegressor(
+            make_pipeline(waves, BCERegressor(3.0, hidden=(4,), steps=20, random_state=0)),
+            transformer=StandardScaler(),
+        ),
+    }
+
+
+@functools.cache
+def _fitted_pipeline(name):
+    X, y = rows()
+    X = X * [1.0, 10.0, 100.0] + [0.0, 300.0, 5.0]
+    X[::9, 1] = np.nan if name == "pipeline" else 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mvue.UnresolvedSignalWarning)
+        return Saved(pipelines()[name].fit(X, y), X)
+
+
 KINDS = {
     "fit": _fit,
     "default": _default,
@@ -203,6 +242,7 @@ KINDS = {
     "linear-front": _linear_front,
     "chosen-front": _chosen_front,
     "regressor": _regressor,
+    **{name: functools.partial(_fitted_pipeline, name) for name in pipelines()},
 }
 
 

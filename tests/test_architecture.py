@@ -23,6 +23,7 @@ LAYERS = [
     },
     {"_frozen", "_model_file", "_model_tree", "_devices"},
     {
+        "_exchange",
         "_losses",
         "_problem",
         "_theta_columns",
@@ -130,6 +131,10 @@ assert logging.root.handlers == handlers
 heavy = {"matplotlib", "orbax", "pandas", "sklearn", "torch", "jinja2"} & set(sys.modules)
 assert not heavy, heavy
 """
+
+
+def test_types_are_for_users_too():
+    assert (PACKAGE / "py.typed").exists()
 
 
 def test_import_is_light_and_changes_nothing():

@@ -107,16 +107,17 @@ def test_unknown_names_are_refused(tmp_path):
     assert "cannot write the results" in result.output
 
 
-def test_interrupted_run_says_so_and_keeps_what_it_did(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run_says_so_and_keeps_what_it_did(number, code, tmp_path):
     command = [sys.executable, "-m", "mvue", "reproduce", "snr", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     folder = tmp_path / "run" / "unfinished" / "quick-seed0" / "emmse"
     while not folder.exists() and process.poll() is None:
         time.sleep(0.05)
     time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate()
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
     assert "run the same command again" in said
     assert any(folder.glob("[0-9]*"))
     assert not (tmp_path / "run" / "results.json").exists()

@@ -20,7 +20,8 @@ pytest.importorskip("jax2onnx")
 
 
 @pytest.mark.parametrize(
-    "kind", ["default", "set", "covariance", "unrolled", "convolved", "regressor"]
+    "kind",
+    ["default", "set", "covariance", "unrolled", "convolved", "regressor", "pipeline", "scaled"],
 )
 def test_estimates_are_the_same_for_any_number_of_measurements(kind, tmp_path):
     saved = models.save_kind(kind, tmp_path / "m.mvue")

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 import models
@@ -172,11 +175,46 @@ def test_assess(model, tmp_path, monkeypatch):
     assert "no attribute 'x'" in run("assess", model, "--problem", "mine:x", code=2).stderr
 
 
+def test_gaps_and_quotes_in_tables(model, tmp_path):
+    (tmp_path / "x.csv").write_text('"0.1",,0.3\n"0.1","0.2","0.3"\n')
+    result = run("predict", model, tmp_path / "x.csv", "--flag", "--out", tmp_path / "out.csv")
+    assert "1 of 2 rows" in result.stderr
+    found = np.loadtxt(tmp_path / "out.csv", delimiter=",", skiprows=1)
+    assert np.isnan(found[0, :2]).all()
+    assert np.isfinite(found[1]).all()
+    (tmp_path / "x.csv").write_text("a,b,c\n")
+    assert run("predict", model, tmp_path / "x.csv").stdout == "east,north\n"
+
+
+def test_pipelines_take_columns_by_name(tmp_path):
+    import pandas as pd
+
+    X, y = models.rows()
+    table = pd.DataFrame(X, columns=["a", "b", "c"])
+    table.iloc[::5, 1] = np.nan
+    pipeline = make_pipeline(SimpleImputer(), StandardScaler(), LinearBCE(1.0)).fit(table, y)
+    mvue.save(pipeline, tmp_path / "m.mvue")
+    table.assign(other=1.0)[["other", "c", "b", "a"]].to_csv(tmp_path / "x.csv", index=False)
+    run("predict", tmp_path / "m.mvue", tmp_path / "x.csv", "--out", tmp_path / "y.npy", "--strict")
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipeline.predict(table), rtol=1e-9)
+    facts = json.loads(run("info", tmp_path / "m.mvue", "--json").stdout)
+    assert facts["estimator"] == "SimpleImputer → StandardScaler → LinearBCE"
+    assert "scikit-learn" in facts["versions"]
+    # A row of which nothing was measured is not an ordinary one, whatever is filled in.
+    np.save(tmp_path / "x.npy", np.full((2, 3), np.nan))
+    result = run("predict", tmp_path / "m.mvue", tmp_path / "x.npy", "--strict", code=3)
+    assert "2 of 2 rows" in result.stderr
+
+
 def test_wrong_inputs_are_refused(model, tmp_path):
     cases = {
         "one measurement of shape (3,), 3 numbers in all, got rows of shape (2,)": "1,2\n",
-        "same count of numbers in every line": "1,2,3\n1,2\n",
-        "names 2 columns": "a,b\n1,2,3\n",
+        "must have 3 numbers in every line, got 2 in line 3": "1,2,3\n\n1,2\n",
+        "must have 2 numbers in every line, got 3 in line 2": "a,b\n1,2,3\n",
+        "got 'x' in column 2 of line 2": "a,b,c\n1,x,3\n",
+        "must have commas between columns": "1;2;3\n",
+        "is empty": "",
+        "got rows of shape (4,)": "a,b,c,d\n",
     }
     data = tmp_path / "x.csv"
     for message, text in cases.items():
@@ -184,12 +222,21 @@ def test_wrong_inputs_are_refused(model, tmp_path):
         result = run("predict", model, data, "--out", tmp_path / "out.csv", code=1)
         assert message in result.stderr
         assert not (tmp_path / "out.csv").exists()
+        assert run("predict", model, data, code=1).stdout == ""
+    data.write_bytes("1,2,3".encode("utf-16"))
+    assert "not a text in UTF-8" in run("predict", model, data, code=1).stderr
+    (tmp_path / "x.npy").write_bytes(b"")
+    assert "not a NumPy file of numbers" in run("predict", model, tmp_path / "x.npy", code=1).stderr
     assert not list(tmp_path.glob(".*.part"))
     assert "no file" in run("predict", model, tmp_path / "none.csv", code=1).stderr
     data.with_suffix(".txt").write_text("1,2,3")
     result = run("predict", model, data.with_suffix(".txt"), code=1)
     assert ".parquet, got x.txt" in result.stderr
     assert "not a model file" in run("info", data, code=1).stderr
+    missing = run("info", tmp_path / "none.mvue", code=1).stderr
+    assert missing.strip().endswith("none.mvue: No such file or directory")
+    assert ".parquet, got o.txt" in run("predict", model, data, "--out", "o.txt", code=2).stderr
+    assert "--problem no:x: No" in run("assess", model, "--problem", "no:x", code=2).stderr
     assert "--out" in run("predict", model, data, "--json", code=2).stderr
     loaded = mvue.load(model)
     for x, message in (

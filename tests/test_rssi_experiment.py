@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import mvue
 from mvue.cli import app
 from mvue.datasets import DatasetError
 from mvue.experiments._rssi_methods import simulated_table
@@ -42,6 +43,18 @@ def test_results_have_all_measures_of_every_method(smoke):
         assert len(entry["bias"]) == 4
     assert results["simulated"]["estimators"]["mle"]["max_bias_over_sd"] < 0.5
     assert "no way there" in results["source"]
+
+
+def test_what_was_trained_on_the_data_can_be_used(smoke):
+    folder, results, _ = smoke
+    table = simulated_table(0, "it is a test")
+    saved = {"emmse", "bce_3", "linear_bce_0", "linear_bce_3", "room-emmse", "room-bce"}
+    assert {p.stem.removeprefix("model-") for p in folder.glob("model-*.mvue")} == saved
+    for name in ("bce_3", "linear_bce_3"):
+        model = mvue.load(folder / f"model-{name}.mvue")
+        errors = model.predict(table.x, warn=False) - table.y
+        assert np.mean(errors**2) < 3 * results["estimators"][name]["random_split"]["mse"]["mean"]
+        assert model.assessment["random_split"]["mse"]["mean"] > 0
 
 
 def test_page_and_figures(smoke):

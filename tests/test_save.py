@@ -16,7 +16,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import models
 import mvue
@@ -83,6 +88,63 @@ def test_fronts_load_as_scikit_learn_estimators(tmp_path):
     clone(loaded)
 
 
+@pytest.mark.parametrize("name", models.pipelines())
+def test_pipelines_load_as_they_were(name, files):
+    folder, every = files
+    saved, model = every[name], mvue.load(folder / f"{name}.mvue")
+    pipeline, x = saved.estimator, saved.x
+    expected = pipeline.predict(x)
+    assert np.array_equal(model.estimator.predict(x), expected)
+    assert str(model.estimator.get_params()) == str(pipeline.get_params())
+    clone(model.estimator)
+    # In JAX, in single precision, it is the same function.
+    in_jax = np.stack([model(row) for row in x[:20]])
+    np.testing.assert_allclose(in_jax, expected[:20], atol=1e-4 * np.abs(expected).max())
+    assert not model.outside(x).any()
+    assert model.outside(1e5 + 1e5 * x).all()
+    spoilt = x.copy()
+    spoilt[3, 0] = np.inf
+    estimates = model.predict(spoilt, warn=False)
+    assert np.isnan(estimates[3]).all()
+    others = np.arange(len(x)) != 3
+    np.testing.assert_allclose(estimates[others], expected[others], rtol=1e-12)
+    assert "→" in str(model)
+
+
+def test_pipelines_that_cannot_be_saved(tmp_path):
+    X, y = models.rows()
+    own = FunctionTransformer(np.sqrt)
+    for pipeline, message in (
+        (make_pipeline(own, LinearBCE()), "step 'functiontransformer', a FunctionTransformer"),
+        (make_pipeline(StandardScaler(), Ridge()), "step 'ridge', a Ridge: files can hold Stand"),
+        (make_pipeline(SimpleImputer(add_indicator=True), LinearBCE()), "step 'simpleimputer': "),
+        (make_pipeline(StandardScaler(), LinearBCE(), memory=str(tmp_path)), "memory=None"),
+        (TransformedTargetRegressor(LinearBCE(), func=np.log, inverse_func=np.exp), "transformer"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            mvue.save(pipeline.fit(np.abs(X), np.abs(y)), tmp_path / "m.mvue")
+        assert not (tmp_path / "m.mvue").exists()
+
+
+def test_own_transformers_can_be_registered(tmp_path):
+    @functools.partial(mvue.register, name="test.Halved", fields=("n_features_in_",))
+    class Halved(TransformerMixin, BaseEstimator):
+        def fit(self, X, y=None):
+            self.n_features_in_ = X.shape[1]
+            return self
+
+        def transform(self, X):
+            return X / 2
+
+    X, y = models.rows()
+    pipeline = make_pipeline(Halved(), LinearBCE()).fit(X, y)
+    mvue.save(pipeline, tmp_path / "m.mvue")
+    model = mvue.load(tmp_path / "m.mvue")
+    assert np.array_equal(model.predict(X), pipeline.predict(X))
+    with pytest.raises(TypeError, match="a Halved has no form in JAX: use predict"):
+        model(X[0])
+
+
 def test_feature_and_target_names_are_kept(tmp_path):
     import pandas as pd
 
@@ -144,6 +206,7 @@ def values():
         *(np.arange(3, dtype=np.uint64), np.ones(2), np.float32(3), np.int8(-1), np.array(nan)),
         *(np.array([1 + 2j]), jnp.array([1 - 2j]), np.ones((2, 3)).T, np.ones(2, ">f8")),
         *(np.array(["a", "bc"]), np.array(["a", "bc"], object), np.zeros(1, ml_dtypes.bfloat16)),
+        *(np.array([[1, "a", None]], object), np.dtype("float32")),
         *(jax.nn.gelu, jnp.tanh, eqx.nn.Linear, functools.partial(jax.nn.gelu, approximate=False)),
         *(jax.tree_util.Partial(jnp.sum, axis=0), mvue.Outcome.FINISHED),
         jax.ShapeDtypeStruct((2, 3), jnp.float32),

@@ -167,6 +167,28 @@ def test_units_split_across_pieces_are_one_unit(seed):
         late.partial_fit(x[100:104], y[100:104])
 
 
+@expecting
+def test_pieces_are_one_fit(seed):
+    x, y, ids = grouped(seed)
+    whole = LinearBCE(3.0).fit(x, y, unit_ids=ids)
+    model = LinearBCE(3.0).fit(pd.DataFrame(x[:, :2], columns=["a", "b"]), y)
+    cuts = [slice(i, i + 50) for i in range(0, len(x), 50)]  # in the middle of units
+    assert model.fit_pieces((x[cut], y[cut], ids[cut]) for cut in cuts) is model
+    np.testing.assert_allclose(coefficients(model), coefficients(whole), rtol=1e-10)
+    assert model.n_units_ == 60
+    assert model.n_features_in_ == 3
+    assert not hasattr(model, "feature_names_in_")  # nothing is left of the fit before
+    before = model.coef_
+    for pieces, error, message in (
+        ([], ValueError, "at least one piece of data, got none"),
+        ([x], TypeError, r"tuples \(X, y\) or \(X, y, unit_ids\), got ndarray"),
+        ([(x, y), (x[:, :2], y)], ValueError, "X has 2 features"),
+    ):
+        with pytest.raises(error, match=message):
+            model.fit_pieces(pieces)
+        assert model.coef_ is before  # what is refused leaves no trace
+
+
 def test_fit_starts_anew_and_partial_fit_goes_on(seed):
     x, y, _ = grouped(seed, p=2)
     model = LinearBCE().fit(x[:100], y[:100])

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from ._data_files import Writer, read_pieces, to_measurements
+from ._data_files import KINDS, Writer, read_pieces, to_measurements
 from ._model import Model
 from ._problem import Problem, describe_shapes
 from ._report import json_text
@@ -81,6 +81,8 @@ def predict(
     """
     if as_json and out is None:
         _fail("--json prints a summary: say with --out where the estimates go", EXIT_USAGE)
+    if out is not None and out.suffix.lower() not in KINDS:
+        _fail(f"--out must end in {', '.join(KINDS)}, got {out.name}", EXIT_USAGE)
     outside = 0
     with _explained():
         loaded = load(model)
@@ -95,12 +97,14 @@ def predict(
         with Writer(out, names) as writer:
             for piece in read_pieces(data):
                 x = to_measurements(piece, loaded.x, features)
+                if not len(piece.values):
+                    continue
                 unlike = loaded.outside(x)
                 estimates = loaded.predict(x, warn=False).reshape(len(unlike), -1)
                 outside += int(unlike.sum())
                 writer.write(np.column_stack([estimates, unlike]) if flag else estimates)
     if outside:
-        Console(stderr=True, highlight=False).print(
+        Console(stderr=True, highlight=False, emoji=False).print(
             f"warning: {outside:,} of {writer.rows:,} rows are far outside of what the estimator "
             "was trained on, or not finite; do not rely on their estimates",
             style="yellow",
@@ -181,7 +185,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
     known = model.trained_on
     return {
-        "estimator": type(model.estimator).__name__,
+        "estimator": model.kind,
         "names": None if model.names is None else list(model.names),
         "x": [
             {"shape": list(leaf.shape), "dtype": leaf.dtype.name}
@@ -234,11 +238,14 @@ def _explained() -> Iterator[None]:
     except BrokenPipeError:  # as of `| head`
         sys.stderr.close()
         raise typer.Exit(EXIT_FAILED) from None
-    except (ModelFileError, ExportError, ImportError, OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        named = error.filename2 or error.filename
+        _fail(str(error) if named is None else f"{named}: {error.strerror}", EXIT_FAILED)
+    except (ModelFileError, ExportError, ImportError, ValueError, TypeError) as error:
         _fail(str(error), EXIT_FAILED)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     console.print(message, style="red", markup=False, soft_wrap=True)
     raise typer.Exit(code)

@@ -74,42 +74,75 @@ def to_measurements(piece: Piece, x: Any, features: Sequence[str] | None = None)
 def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a NumPy file of numbers: {error}") from error
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a NumPy file of numbers, or was cut short") from error
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         raise ValueError(f"{path} must hold rows of numbers, got {array.dtype} {array.shape}")
-    for start in range(0, len(array), rows):
+    for start in range(0, max(len(array), 1), rows):
         yield Piece(np.asarray(array[start : start + rows]), None)
 
 
 def _csv_pieces(path: Path, rows: int) -> Iterator[Piece]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        lines = (line for line in stream if line.strip())
-        first = next(lines, None)
-        if first is None:
-            return
-        names: list[str] | None = [cell.strip() for cell in next(csv.reader([first]))]
+        lines = ((number, line) for number, line in enumerate(stream, 1) if line.strip())
         try:
-            [float(cell) for cell in names or ()]
-        except ValueError:
-            pass
-        else:
-            lines, names = chain([first], lines), None
-        read = 0
-        while block := list(islice(lines, rows)):
-            try:
-                values = np.loadtxt(block, delimiter=",", ndmin=2, comments=None)
-            except ValueError as error:
-                raise ValueError(
-                    f"{path} must have the same count of numbers in every line, after line "
-                    f"{read + (names is not None)}: {error}"
-                ) from error
-            if names is not None and values.shape[1] != len(names):
-                raise ValueError(
-                    f"{path} names {len(names)} columns and has {values.shape[1]} numbers in a line"
-                )
-            read += len(block)
-            yield Piece(values, names)
+            first = next(lines, None)
+            if first is None:
+                raise ValueError(f"{path} is empty")
+            names: list[str] | None = _cells(first[1])
+            if all(not cell or _is_number(cell) for cell in names):
+                lines, names = chain([first], lines), None
+            elif len(names) == 1 and any(mark in first[1] for mark in ";\t"):
+                raise ValueError(f"{path} must have commas between columns, got {first[1]!r:.80}")
+            width = None if names is None else len(names)
+            block = list(islice(lines, rows))
+            if not block:
+                yield Piece(np.empty((0, width or 0)), names)
+            while block:
+                values = _csv_values(path, block, width)
+                width = values.shape[1]
+                yield Piece(values, names)
+                block = list(islice(lines, rows))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a text in UTF-8: {error.reason}") from error
+
+
+def _csv_values(path: Path, block: list[tuple[int, str]], width: int | None) -> np.ndarray:
+    """Lines as numbers; an empty cell is NaN."""
+    try:
+        values = np.loadtxt([line for _, line in block], delimiter=",", ndmin=2, comments=None)
+    except ValueError:
+        values = None
+    if values is not None and width in (None, values.shape[1]):
+        return values
+    parsed = []
+    for number, line in block:  # slow, but knows quotes and gaps, and where something is wrong
+        cells = _cells(line)
+        width = len(cells) if width is None else width
+        wrong = [i for i, cell in enumerate(cells) if cell and not _is_number(cell)]
+        if wrong:
+            raise ValueError(
+                f"{path} must have numbers only, got {cells[wrong[0]]!r:.80} in column "
+                f"{wrong[0] + 1} of line {number}"
+            )
+        if len(cells) != width:
+            raise ValueError(
+                f"{path} must have {width} numbers in every line, got {len(cells)} in line {number}"
+            )
+        parsed.append([float(cell or "nan") for cell in cells])
+    return np.array(parsed)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line]))]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _parquet_pieces(path: Path, rows: int) -> Iterator[Piece]:
@@ -142,7 +175,7 @@ def _pyarrow() -> tuple[Any, Any]:
 class Writer:
     """A table of numbers, written a piece at a time; to standard output if there is no path.
 
-    A file appears under its name when it is complete.
+    A file appears under its name when it is complete; before the first rows nothing is written.
     """
 
     def __init__(self, path: str | Path | None, names: Sequence[str]) -> None:
@@ -165,6 +198,12 @@ class Writer:
                 self._stream = self._partial.open("w", encoding="utf-8", newline="")
             else:
                 self._stream = self._partial.open("wb")
+        self._begun = False
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
         if self.kind == ".csv":
             csv.writer(self._stream, lineterminator="\n").writerow(self.names)
         elif self.kind == ".npy":
@@ -172,6 +211,7 @@ class Writer:
 
     def write(self, values: np.ndarray) -> None:
         """Add rows, shape (n, columns)."""
+        self._begin()
         self.rows += len(values)
         if self.kind == ".parquet":
             import pyarrow
@@ -192,6 +232,8 @@ class Writer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if kind is None:
+            self._begin()
         if self.path is None:
             return
         if self.kind == ".npy":

@@ -129,7 +129,7 @@ def from_first(tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf, order="C") for leaf in leaves]
     own = np.concatenate([np.zeros(0, np.uint8), *(a.reshape(-1).view(np.uint8) for a in arrays)])
-    first = np.asarray(multihost_utils.broadcast_one_to_all(own))
+    first = from_process(0, own)
     parts = np.split(first, np.cumsum([a.nbytes for a in arrays])[:-1])
     return jax.tree.unflatten(
         structure,
@@ -140,6 +140,24 @@ def from_first(tree: PyTree) -> PyTree:
             for part, a, leaf in zip(parts, arrays, leaves, strict=True)
         ],
     )
+
+
+def from_process(process: int, own: np.ndarray) -> np.ndarray:
+    """The bytes of one process in all of them, which must have as many."""
+    said = multihost_utils.broadcast_one_to_all(own, is_source=jax.process_index() == process)
+    return np.asarray(said)
+
+
+def own_rows(tree: PyTree) -> PyTree:
+    """What this process has of arrays whose first axis is divided over devices, on the host."""
+
+    def rows(leaf: jax.Array) -> np.ndarray:
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)
+        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+    return jax.tree.map(rows, tree)
 
 
 def _own(leaf: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ._model import Model
+from ._model import Model, is_front
 from ._model_file import write_bytes
 from ._types import ExportError
 
@@ -113,7 +113,9 @@ def _difference(
     x = []
     for leaf in leaves:
         values = rng.standard_normal((n, *leaf.shape))
-        if seen is not None and len(leaves) == 1:
+        if is_front(model.estimator):
+            values = _rows_of_training(model, rng, n)
+        elif seen is not None and len(leaves) == 1:
             # As usual as those of training, entry by entry.
             shape = leaf.shape[1:] if seen.is_set else leaf.shape
             usual, spread = (v.reshape(shape) for v in (seen.usual.centre, seen.usual.spread))
@@ -145,6 +147,17 @@ class _Value(NamedTuple):
     """Whether it depends on the measurement."""
     known: int | None = None
     """What it is, for the number of a branch."""
+
+
+def _rows_of_training(model: Model, rng: np.random.Generator, n: int) -> np.ndarray:
+    """As usual as those of training, in what the regressor sees of them."""
+    from .sklearn._fronts import parts_of, rows_like
+
+    values = rng.standard_normal((n, parts_of(model.estimator).regressor.n_features_in_))
+    seen = None if model.trained_on is None else model.trained_on.inputs
+    if seen is not None:
+        values = seen.usual.centre + seen.usual.spread * values
+    return rows_like(model.estimator, values)
 
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")

@@ -87,10 +87,7 @@ class InputRange(eqx.Module):
             count += len(values)
         assert first is not None
         assert found is not None
-        # From few draws the largest score is not large enough: where the tail of scores falls
-        # at least as that of a variance, this factor keeps false alarms to half of what is allowed.
-        widened = max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
-        return cls(is_set, first.usual, first.summaries, widened * found)
+        return cls(is_set, first.usual, first.summaries, _widening(count) * found)
 
     @classmethod
     def of_moments(cls, mean: np.ndarray, variance: np.ndarray) -> "InputRange":
@@ -98,6 +95,13 @@ class InputRange(eqx.Module):
         spread = np.maximum(np.sqrt(variance), 1e-6 * np.abs(mean) + TINY)
         limit = np.sqrt(mean.size / FALSE_ALARMS)
         return cls(False, Scale(mean, spread), None, np.array([limit]))
+
+    @classmethod
+    def of_extremes(cls, low: np.ndarray, high: np.ndarray, count: int) -> "InputRange":
+        """From the smallest and the largest numbers of columns in so many draws."""
+        centre = (low + high) / 2
+        spread = np.maximum((high - low) / 2, 1e-6 * np.abs(centre) + TINY)
+        return cls(False, Scale(centre, spread), None, np.array([_widening(count)]))
 
     def in_units(self, shift: np.ndarray, scale: np.ndarray) -> "InputRange":
         """The same of ``values * scale + shift``, for measurements that are no sets."""
@@ -124,6 +128,15 @@ class InputRange(eqx.Module):
     def _standard(self, values: np.ndarray) -> np.ndarray:
         standard = self.usual.standard(values)
         return standard if self.is_set else standard.reshape(len(values), -1, 1)
+
+
+def _widening(count: int) -> float:
+    """By how much a score may exceed the largest of so many draws.
+
+    Of few draws the largest is not large enough: where the tail of scores falls at least as that
+    of a variance, this factor keeps false alarms to half of what is allowed.
+    """
+    return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
 
 
 def _summaries(standard: np.ndarray) -> np.ndarray:

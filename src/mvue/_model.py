@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -13,8 +15,6 @@ from jaxtyping import Array
 
 from ._input_range import TrainedOn, numbers_of
 from ._problem import describe_shapes
-from ._refit import LinearReadout
-from ._statistics import flatten
 from ._types import Estimator, Measurement, OutsideTrainingWarning
 
 AT_ONCE = 1024
@@ -47,6 +47,17 @@ class Model:
         return None if self.trained_on is None else self.trained_on.names
 
     @property
+    def kind(self) -> str:
+        """What the estimator is, in a few words."""
+        if not is_front(self.estimator):
+            return type(self.estimator).__name__
+        from .sklearn._fronts import parts_of
+
+        parts = parts_of(self.estimator)
+        chain = [*parts.before, parts.regressor, *parts.after]
+        return " → ".join(type(part).__name__ for part in chain)
+
+    @property
     def x(self) -> Any:
         """Shapes and dtypes of one measurement, where known."""
         return None if self.trained_on is None else self.trained_on.x
@@ -76,9 +87,7 @@ class Model:
                     stacklevel=2,
                 )
         if is_front(self.estimator):
-            with warnings.catch_warnings():  # columns are in order where they have no names
-                warnings.filterwarnings("ignore", "X does not have valid feature names")
-                return self.estimator.predict(x)
+            return self._predict_rows(x)
         leaves = jax.tree.leaves(x)
         count = len(leaves[0])
         size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
@@ -90,6 +99,24 @@ class Model:
             parts.append(np.asarray(_estimates(self.function, part)))
         return np.concatenate(parts)[:count]
 
+    def _predict_rows(self, x: Any) -> np.ndarray:
+        """The estimates of an estimator of scikit-learn; NaN for rows that it cannot take."""
+        usable = self._seen(x).usable
+        with _unnamed_columns():
+            if usable.all() and len(usable):
+                return self.estimator.predict(x)
+            some = self.estimator.predict(x[usable] if usable.any() else np.zeros((1, x.shape[1])))
+        estimates = np.full((len(usable), *some.shape[1:]), np.nan, some.dtype)
+        estimates[usable] = some[: usable.sum()]
+        return estimates
+
+    def _seen(self, x: Any) -> Any:
+        """Rows as the regressor of an estimator of scikit-learn sees them."""
+        from .sklearn._fronts import seen_by_regressor
+
+        with _unnamed_columns():
+            return seen_by_regressor(self.estimator, np.asarray(x, np.float64))
+
     def outside(self, x: Measurement) -> np.ndarray:
         """Which of many measurements are far outside of those of training, (n,) booleans.
 
@@ -100,8 +127,11 @@ class Model:
             x: measurements with a leading axis.
         """
         x = self._checked(x)
-        x = np.asarray(x) if hasattr(x, "columns") else x
         seen = None if self.trained_on is None else self.trained_on.inputs
+        if is_front(self.estimator):
+            rows = self._seen(x)
+            strange = rows.far | ~rows.usable
+            return strange if seen is None else strange | seen.outside(rows.x)
         if seen is not None:
             return seen.outside(numbers_of(x, is_set=seen.is_set))
         numbers = numbers_of(x, is_set=False)
@@ -140,7 +170,7 @@ class Model:
         return jax.tree.unflatten(structure, cast)
 
     def __str__(self) -> str:
-        lines = [f"Model: {type(self.estimator).__name__}"]
+        lines = [f"Model: {self.kind}"]
         if self.names:
             lines.append(f"  estimates  {', '.join(self.names)}")
         if self.x is not None:
@@ -180,12 +210,18 @@ def as_function(estimator: Any) -> Estimator:
     """An estimator as a function of one measurement in JAX."""
     if not is_front(estimator):
         return estimator
+    from .sklearn._fronts import in_jax
+
     with jax.ensure_compile_time_eval():  # it may be asked for while something is traced
-        if not hasattr(estimator, "coef_"):
-            return estimator.estimator_
-        weight = jnp.atleast_2d(jnp.asarray(estimator.coef_, jnp.result_type(float)))
-        bias = jnp.atleast_1d(jnp.asarray(estimator.intercept_, jnp.result_type(float)))
-        return LinearReadout(flatten, weight, bias)
+        return in_jax(estimator)
+
+
+@contextmanager
+def _unnamed_columns() -> Iterator[None]:
+    """Columns are in order where they have no names."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names")
+        yield
 
 
 @eqx.filter_jit

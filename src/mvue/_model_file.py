@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -105,22 +105,27 @@ def read(path: str | Path) -> Contents:
         if size > LARGEST_FILE:
             raise ModelFileError(f"{path} has {size:,} bytes, more than {LARGEST_FILE:,}")
         try:
-            outer, start = _outer_header(stream.read(8), stream, size)
-            table = _table(outer, size - start)
-            header = _inner_header(outer)
-            data = stream.read(size - start)
-            if len(data) != size - start:
-                raise ModelFileError("it was cut while it was read")
-            tensors = {
-                name: np.frombuffer(data, dtype, math.prod(shape), begin).reshape(shape)
-                for name, (dtype, shape, begin) in table.items()
-            }
-            if header.pop("sha256", None) != _digest(header, tensors):
-                raise ModelFileError("it is damaged: its contents do not match its checksum")
+            return read_stream(stream, size)
         except RecursionError:
             raise ModelFileError(f"{path} cannot be read: it is nested too deep") from None
         except ModelFileError as error:
             raise ModelFileError(f"{path} cannot be read: {error}") from None
+
+
+def read_stream(stream: BinaryIO, size: int) -> Contents:
+    """Read so many bytes that are sound, or raise `ModelFileError`."""
+    outer, start = _outer_header(stream.read(8), stream, size)
+    table = _table(outer, size - start)
+    header = _inner_header(outer)
+    data = stream.read(size - start)
+    if len(data) != size - start:
+        raise ModelFileError("it was cut while it was read")
+    tensors = {
+        name: np.frombuffer(data, dtype, math.prod(shape), begin).reshape(shape)
+        for name, (dtype, shape, begin) in table.items()
+    }
+    if header.pop("sha256", None) != _digest(header, tensors):
+        raise ModelFileError("it is damaged: its contents do not match its checksum")
     return Contents(header, tensors)
 
 

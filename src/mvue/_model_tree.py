@@ -30,8 +30,13 @@ DTYPES = frozenset(
 
 Node = Any
 
-# Parts of the library that register what they define when they are first imported.
-_PARTS = ("mvue.problems", "mvue.sklearn", "mvue.experiments")
+# Parts of the library that register names of this beginning when they are first imported.
+_PARTS = {
+    "mvue.problems": "mvue.problems",
+    "mvue.sklearn": "mvue.sklearn",
+    "mvue.experiments": "mvue.experiments",
+    "sklearn": "mvue.sklearn",
+}
 
 
 class UnsavableError(TypeError):
@@ -72,6 +77,8 @@ class Encoder:
             return {"items": self._sequence(list(value.items()), path)}
         if isinstance(value, jax.ShapeDtypeStruct):
             return {"shape": list(value.shape), "dtype": value.dtype.name}
+        if isinstance(value, np.dtype) and value.name in DTYPES:
+            return {"dtype": value.name}
         return self._object(value, path)
 
     def _object(self, value: Any, path: str) -> Node:
@@ -114,11 +121,14 @@ class Encoder:
             raise UnsavableError(f"{path} is a random key: an estimator should not hold any")
         array = np.asarray(value)
         if array.dtype.kind in "OUT":
-            texts = array.ravel().tolist()
+            texts, shape = array.ravel().tolist(), list(array.shape)
             if not all(type(text) is str for text in texts):
-                raise UnsavableError(f"{path} is an array of Python objects")
-            return {"strings": texts, "shape": list(array.shape), "object": array.dtype.kind == "O"}
+                return {"objects": self._sequence(texts, path), "shape": shape}
+            return {"strings": texts, "shape": shape, "object": array.dtype.kind == "O"}
         node: dict[str, Any] = {"array": path, "kind": kind}
+        # The order in memory decides how products are rounded.
+        if kind == "numpy" and array.ndim > 1 and 0 < array.strides[0] < array.strides[-1]:
+            node["fortran"] = True
         if array.dtype.kind == "c":
             node["complex"] = True
             array = np.stack([np.real(array), np.imag(array)], axis=-1)
@@ -185,11 +195,14 @@ class Decoder:
         except TypeError as error:
             raise BrokenTreeError("it has a dictionary with a key that is not fixed") from error
 
-    def _spec(self, node: Node, _: int) -> jax.ShapeDtypeStruct:
+    def _dtype(self, node: Node, _: int) -> np.dtype[Any]:
         name = node["dtype"]
         if not isinstance(name, str) or name not in DTYPES:
             raise BrokenTreeError(f"it has an unknown dtype {_brief(name)}")
-        return jax.ShapeDtypeStruct(_shape(node["shape"]), jnp.dtype(name))
+        return jnp.dtype(name)
+
+    def _spec(self, node: Node, depth: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(_shape(node["shape"]), self._dtype(node, depth))
 
     def _instance(self, node: Node, depth: int) -> Any:
         entry = _entry(node["type"])
@@ -241,9 +254,13 @@ class Decoder:
             if len(texts) * max(map(len, texts), default=0) > 2**24:
                 raise BrokenTreeError("it has an array of strings that is too large")
             return np.array(texts, dtype=str).reshape(shape)
-        array = np.empty(len(texts), dtype=object)
-        array[:] = texts
-        return array.reshape(shape)
+        return _objects(texts, shape)
+
+    def _object_array(self, node: Node, depth: int) -> np.ndarray:
+        values, shape = self.value(_list(node["objects"]), depth), _shape(node["shape"])
+        if math.prod(shape) != len(values):
+            raise BrokenTreeError("it has an array of objects that does not fit its shape")
+        return _objects(values, shape)
 
     def _array(self, node: Node, _: int) -> Any:
         name, kind = node["array"], node["kind"]
@@ -258,7 +275,7 @@ class Decoder:
         if kind == "scalar" and array.ndim == 0:
             return array[()]
         if kind == "numpy":
-            return array.copy()
+            return array.copy(order="F" if node.get("fortran") else "C")
         if kind != "jax":
             raise BrokenTreeError(f"it has an array of the kind {_brief(kind)}")
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
@@ -271,7 +288,7 @@ class Decoder:
     _BUILDERS = tuple(
         (needed[0], (set(needed), set(needed) | set(more)), build)
         for needed, more, build in (
-            (("array", "kind"), ("complex",), _array),
+            (("array", "kind"), ("complex", "fortran"), _array),
             (("type", "fields"), (), _instance),
             (("tuple",), (), _tuple),
             (("dict",), (), _dict),
@@ -280,7 +297,9 @@ class Decoder:
             (("class",), (), _function),
             (("items",), (), _items),
             (("strings", "shape", "object"), (), _strings),
+            (("objects", "shape"), (), _object_array),
             (("shape", "dtype"), (), _spec),
+            (("dtype",), (), _dtype),
             (("complex",), (), _complex),
             (("partial", "args", "keywords", "pytree"), (), _partial),
             (("method", "of"), (), _method),
@@ -292,8 +311,8 @@ def _entry(name: Any) -> Entry:
     if not isinstance(name, str):
         raise BrokenTreeError(f"it has {_brief(name)} for a name")
     entry = named(name)
-    for part in _PARTS:
-        if entry is None and name.startswith(f"{part}."):
+    for beginning, part in _PARTS.items():
+        if entry is None and name.startswith(f"{beginning}."):
             try:
                 importlib.import_module(part)
             except ImportError as error:
@@ -328,6 +347,13 @@ def _described(value: Any) -> str:
         cls = value if inspect.isclass(value) else type(value)
         return f"a {cls.__module__}.{cls.__qualname__}"
     return f"the function {module}.{name}"
+
+
+def _objects(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array.reshape(shape)
 
 
 def _list(node: Node) -> list[Node]:

@@ -1,8 +1,9 @@
 """Unbias a trained network without retraining: a new last layer in closed form."""
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,6 +12,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from ._devices import agreed, divided, mesh_for, own_rows, replicated, whole_shares
+from ._exchange import from_each
 from ._fit import Fit
 from ._grouped_moments import GroupedMoments
 from ._losses import check_bias_weight
@@ -133,26 +136,18 @@ def refit_last_layer(
     if features is None:
         features = last_layer_features(estimator, _examples(problem_or_data))
 
-    @jax.jit
     def rows(draw: Draw) -> tuple[Array, Array]:
-        """Features with a constant one, and y, of every measurement; both scaled by √weight."""
-        values = jax.vmap(jax.vmap(lambda x: jnp.append(features(x), 1.0)))(draw.x)
-        root = jnp.sqrt(_weights(weight, draw))
-        return values * root[:, None, None], draw.y * root[:, None]
+        """Features with a constant one, and y, of an unknown; both scaled by √weight."""
+        values = jax.vmap(lambda x: jnp.append(features(x), 1.0))(draw.x)
+        root = jnp.sqrt(_weight(weight, draw.y))
+        return values * root, draw.y * root
 
     width = jax.eval_shape(features, _examples(problem_or_data)[0]).shape[0]
     if isinstance(problem_or_data, Draw):
-        pieces = _pieces_of(problem_or_data, width)
+        source = _fixed(problem_or_data, width)
     else:
-        pieces = _simulated(problem_or_data, key, units, replicates, width)
-    moments = GroupedMoments()
-    seen = bad = 0
-    for piece in pieces:
-        bad += _add(moments, rows, piece)
-        seen += len(piece.y)
-        failing = nonfinite_error(bad, seen)
-        if failing:
-            raise failing
+        source = _simulated(problem_or_data, key, units, replicates, width)
+    moments, bad, seen = _moments(source, rows)
     if bad:
         warnings.warn(
             f"{bad:,} of {seen:,} unknowns have measurements or features that are not finite, or a "
@@ -209,13 +204,11 @@ def _examples(problem_or_data: Problem | Draw) -> list[Measurement]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i, 0], problem_or_data.x) for i in range(count)]
 
 
-def _weights(weight: Callable[[Any], Any] | None, draw: Draw) -> Array:
-    if weight is None:
-        return jnp.ones(len(draw.y))
-    weights = jax.vmap(weight)(draw.y)
-    if weights.shape != (len(draw.y),):
-        raise ValueError(f"weight(y) must be a scalar, got shape {weights.shape[1:]}")
-    return weights
+def _weight(weight: Callable[[Any], Any] | None, y: Array) -> Array:
+    value = jnp.ones(()) if weight is None else jnp.asarray(weight(y))
+    if value.shape != ():
+        raise ValueError(f"weight(y) must be a scalar, got shape {value.shape}")
+    return value
 
 
 def _linear_layers(network: Any) -> list[eqx.nn.Linear]:
@@ -223,10 +216,19 @@ def _linear_layers(network: Any) -> list[eqx.nn.Linear]:
     return [node for node in jax.tree.leaves(network, is_leaf=is_linear) if is_linear(node)]
 
 
+class _Source(NamedTuple):
+    """Unknowns and their measurements, in pieces as large as memory allows."""
+
+    unit: Callable[[Array, Any], Draw]
+    """Of the number of an unknown within its piece, and what the piece has in common."""
+    pieces: list[tuple[int, Callable[[], Any]]]
+    """How many unknowns each has, and what they have in common."""
+
+
 def _simulated(
     problem: Problem, key: Key | None, units: int, replicates: int, width: int
-) -> Iterator[Draw]:
-    """Fresh simulations, so many at a time as memory allows."""
+) -> _Source:
+    """Fresh simulations."""
     if key is None:
         raise ValueError("key must be given to simulate a problem, got None")
     check_count("units", units, least=2)
@@ -234,25 +236,58 @@ def _simulated(
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     size = int(np.clip(PIECE_NUMBERS // (replicates * max(numbers, width)), 1, units))
-    draw = jax.jit(problem.draw, static_argnums=(1, 2))
     key = key_for("refit", key)
-    for i in range(-(-units // size)):
-        yield draw(jr.fold_in(key, i), size, replicates)
+    pieces = [(size, functools.partial(jr.fold_in, key, i)) for i in range(-(-units // size))]
+    return _Source(lambda number, key: problem.draw_unit(key, number, replicates), pieces)
 
 
-def _pieces_of(data: Draw, width: int) -> Iterator[Draw]:
-    """Fixed data, so many unknowns at a time as memory allows."""
+def _fixed(data: Draw, width: int) -> _Source:
+    """Data that are there."""
     n, replicates = jax.tree.leaves(data.x)[0].shape[:2]
     if replicates < 2:
         raise ValueError("data must have at least 2 measurements of each unknown, got 1")
     size = max(1, PIECE_NUMBERS // (replicates * width))
-    for start in range(0, n, size):
-        yield jax.tree.map(lambda leaf, start=start: leaf[start : start + size], data)
+
+    def piece(start: int) -> Draw:
+        return jax.tree.map(lambda leaf: leaf[start : start + size], data)
+
+    def unit(number: Array, piece: Draw) -> Draw:
+        return jax.tree.map(lambda leaf: leaf[number], piece)
+
+    starts = range(0, n, size)
+    return _Source(unit, [(min(size, n - i), functools.partial(piece, i)) for i in starts])
 
 
-def _add(moments: GroupedMoments, rows: Callable[[Draw], tuple[Array, Array]], draw: Draw) -> int:
-    """Add the units whose measurements and features are finite; returns how many are not."""
-    values, y = (np.asarray(part, np.float64) for part in rows(draw))
-    finite = np.asarray(finite_units(draw)) & np.isfinite(values).all(axis=(1, 2))
-    moments.add_units(values[finite], y[finite])
-    return int((~finite).sum())
+def _moments(
+    source: _Source, rows: Callable[[Draw], tuple[Array, Array]]
+) -> tuple[GroupedMoments, int, int]:
+    """Moments of the rows of all unknowns that are finite, how many are not, and of how many.
+
+    All devices of all processes share the unknowns of a piece. Each process adds up the rows of
+    its own in float64, and in the end these sums are merged.
+    """
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def divided_rows(count: int, common: Any) -> tuple[Array, Array, Array, Array]:
+        def unit(number: Array, common: Any) -> tuple[Array, Array, Array, Array]:
+            draw = source.unit(number, common)
+            finite = finite_units(jax.tree.map(lambda leaf: leaf[None], draw))[0]
+            return *rows(draw), finite, number < count
+
+        shares = whole_shares(count)
+        return divided(unit, mesh_for(shares), shares, common)
+
+    moments = GroupedMoments()
+    bad = seen = 0
+    for count, common in source.pieces:
+        given = replicated(common(), mesh_for(whole_shares(count)))
+        values, y, finite, wanted = own_rows(divided_rows(count, given))
+        good = wanted & finite & np.isfinite(values).all(axis=(1, 2))
+        if good.any():
+            moments.add_units(values[good].astype(np.float64), y[good].astype(np.float64))
+        bad += int(agreed(float(np.sum(wanted & ~good))).sum())
+        seen += count
+        failing = nonfinite_error(bad, seen)
+        if failing:
+            raise failing
+    return functools.reduce(GroupedMoments.merge, from_each(moments)), bad, seen

@@ -40,7 +40,8 @@ def save(
 
     Args:
         estimator: a `Fit`, an estimator (an Equinox module), or a fitted `LinearBCE`,
-            `LinearBCECV` or `BCERegressor`; or what `load` returned.
+            `LinearBCECV` or `BCERegressor`, also as the last step of a pipeline of scikit-learn;
+            or what `load` returned.
         path: where to; ``.mvue`` is the usual ending.
         problem: what a bare estimator was made for: tells names, the shape of a measurement, and
             what measurements look like. A `Fit` knows that by itself.
@@ -51,7 +52,7 @@ def save(
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     model = _model_of(estimator, problem, assessment)
     encoder = Encoder()
-    header: dict[str, Any] = {"versions": versions(), "needs": None}
+    header: dict[str, Any] = {"versions": model.versions, "needs": None}
     try:
         header["estimator"] = encoder.node(model.estimator, "estimator")
     except UnsavableError as error:
@@ -106,6 +107,12 @@ def versions() -> dict[str, str]:
     }
 
 
+def _front_versions() -> dict[str, str]:
+    import sklearn
+
+    return {"scikit-learn": sklearn.__version__}
+
+
 def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model:
     """What is to be saved, with all that is known about it."""
     trained_on, training = None, {}
@@ -143,7 +150,8 @@ def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model
         x, y = problem.shapes()
         check_estimator("estimator", estimator, x, y.shape[0])
         trained_on = trained_on_problem(problem, key_for("save", jr.key(0)))
-    return Model(estimator, trained_on, training, _plain(assessment), versions())
+    made_with = versions() | (_front_versions() if is_front(estimator) else {})
+    return Model(estimator, trained_on, training, _plain(assessment), made_with)
 
 
 def _training(fit: Fit) -> dict[str, Any]:
@@ -167,13 +175,19 @@ def _of_front(estimator: Any) -> TrainedOn:
     """What an estimator of scikit-learn knows about its training."""
     from sklearn.utils.validation import check_is_fitted
 
+    from .sklearn._fronts import check_savable, natural_units, parts_of
+
     check_is_fitted(estimator)
-    x = jax.ShapeDtypeStruct((estimator.n_features_in_,), np.dtype(np.float64))
+    check_savable(estimator)
+    front, parts = estimator, parts_of(estimator)
+    estimator = parts.regressor
+    x = jax.ShapeDtypeStruct((parts.columns,), np.dtype(np.float64))
     known = getattr(estimator, "target_names_", None)
     if hasattr(estimator, "fit_"):
         seen, (x_units, y_units) = estimator.fit_.trained_on, estimator._units
         inputs = seen.inputs.in_units(x_units.shift, x_units.scale)
-        return TrainedOn(seen.names, x, inputs, y_units.natural(seen.y_range))
+        y_range = natural_units(front, y_units.natural(seen.y_range))
+        return TrainedOn(seen.names, x, inputs, y_range)
     inputs = None
     if hasattr(estimator, "moments_"):
         moments = estimator.moments_.summary()
@@ -184,7 +198,10 @@ def _of_front(estimator: Any) -> TrainedOn:
 
 
 def _training_of_front(estimator: Any) -> dict[str, Any]:
-    return _training(estimator.fit_) if hasattr(estimator, "fit_") else {}
+    from .sklearn._fronts import parts_of
+
+    regressor = parts_of(estimator).regressor
+    return _training(regressor.fit_) if hasattr(regressor, "fit_") else {}
 
 
 def _plain(value: Any) -> Any:
@@ -282,14 +299,14 @@ def _check(model: Model) -> None:
             raise TypeError(f"a {type(estimator).__name__} is not a function")
         if known is None:
             return
-        _check_trained_on(known)
+        _check_trained_on(known, _seen_shapes(estimator, known.x))
         x = known.x
         if is_front(estimator):
-            if x.shape != (getattr(estimator, "n_features_in_", None),):
-                raise ValueError("the number of columns is not that of a measurement")
             x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if is_front(estimator) and _has_no_form(estimator, x.shape, len(known.names)):
+                return
             # Linear models with complex matrices are saved without a problem.
             check_estimator(
                 "the estimator", as_function(estimator), x, len(known.names), may_be_complex=True
@@ -298,7 +315,32 @@ def _check(model: Model) -> None:
         raise BrokenTreeError(f"it is inconsistent: {error}") from error
 
 
-def _check_trained_on(known: TrainedOn) -> None:
+def _has_no_form(front: Any, shape: tuple[int, ...], d: int) -> bool:
+    """Whether it can be used in Python only; then it is tried there."""
+    from .sklearn._fronts import without_form
+
+    if not without_form(front):
+        return False
+    found = np.size(front.predict(np.zeros((1, *shape))))
+    if found != d:
+        raise ValueError(f"it returns {found} numbers for {d} unknowns")
+    return True
+
+
+def _seen_shapes(estimator: Any, x: Any) -> Any:
+    """Shapes of what the range of training is about: what a regressor sees, within a pipeline."""
+    if not is_front(estimator):
+        return x
+    from .sklearn._fronts import check_front, parts_of
+
+    check_front(estimator)
+    parts = parts_of(estimator)
+    if getattr(x, "shape", None) != (parts.columns,):
+        raise ValueError("the number of columns is not that of a measurement")
+    return jax.ShapeDtypeStruct((parts.regressor.n_features_in_,), x.dtype)
+
+
+def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
     leaves = jax.tree.leaves(known.x)
     if not leaves or not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise TypeError("the shape of a measurement is missing")
@@ -311,6 +353,7 @@ def _check_trained_on(known: TrainedOn) -> None:
         return
     if not isinstance(seen, InputRange) or type(seen.is_set) is not bool:
         raise TypeError("the range of measurements is not one")
+    leaves = jax.tree.leaves(seen_x)
     if seen.is_set and any(not leaf.shape for leaf in leaves):
         raise ValueError("a number is not a set")
     columns = sum(

@@ -1,6 +1,6 @@
 """Simulated data that need not fit into memory: what `simulate` returns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,18 @@ class SimulatedData:
         # The last one may hold more units than were asked for.
         return jax.tree.map(lambda array: array[:size], shard)
 
-    def pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def pieces(
+        self, shards: Iterable[int] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """The present measurements as tables: X of shape (rows, p), y (rows, d), unit ids (rows,).
 
         One piece for each shard, no unit in two of them: what `partial_fit` of
-        `mvue.sklearn.LinearBCE` takes.
+        `mvue.sklearn.LinearBCE` takes; its `fit_pieces` takes the data as they are.
+
+        Args:
+            shards: which ones, from 0 to `shard_count` - 1; by default all.
         """
-        for index in range(self.shard_count):
+        for index in range(self.shard_count) if shards is None else shards:
             shard = self.shard(index)
             units = index * self._layout.shard_units + np.arange(len(shard.y))
             X = np.asarray(shard.x).reshape(len(units) * self.repeats, -1)

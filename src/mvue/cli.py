@@ -4,9 +4,13 @@ import dataclasses
 import enum
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 class Preset(enum.StrEnum):
@@ -100,24 +105,24 @@ def reproduce(
     from .datasets import DatasetError
     from .experiments import EXPERIMENTS, InterruptedRunError, OptionError
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
-        console.print(f"there is no experiment {name!r}; there are: {known}", style="red")
+        console.print(
+            f"there is no experiment {name!r}; there are: {known}", style="red", markup=False
+        )
         raise typer.Exit(2)
     try:
-        found, folder = EXPERIMENTS[name].reproduce(
-            preset=preset.value,
-            seed=seed,
-            out=out,
-            say=lambda line: console.print(line, markup=False, soft_wrap=True),
-            options=_own_options(own or []),
-        )
+        with _told_of_sigterm():
+            found, folder = EXPERIMENTS[name].reproduce(
+                preset=preset.value,
+                seed=seed,
+                out=out,
+                say=lambda line: console.print(line, markup=False, soft_wrap=True),
+                options=_own_options(own or []),
+            )
     except (InterruptedRunError, KeyboardInterrupt):
-        console.print("interrupted; run the same command again to go on from here", style="yellow")
-        sys.stdout.flush()
-        # Not by unwinding: threads of a computation that was cut short can crash on the way out.
-        os._exit(EXIT_INTERRUPTED)
+        _end("interrupted", EXIT_INTERRUPTED)
     except OptionError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
@@ -125,13 +130,37 @@ def reproduce(
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None
     except OSError as error:
-        console.print(f"cannot write the results: {error}", style="red")
+        console.print(f"cannot write the results: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
     if as_json:
         typer.echo((folder / "results.json").read_text(encoding="utf-8"))
     else:
         typer.echo(found.table)
         typer.echo(f"\nReport: {folder / 'index.html'}\nNumbers: {folder / 'results.json'}")
+
+
+@contextmanager
+def _told_of_sigterm() -> Iterator[None]:
+    """End with a message when SIGTERM comes; during training, once its state is saved.
+
+    The first process of a container has to do that by itself: the signal alone does not end it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: _end("terminated", EXIT_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(how: str, code: int) -> NoReturn:
+    sys.stdout.flush()
+    # Neither by the usual ways, which a signal may have cut short, nor by unwinding: threads of a
+    # computation that was cut short can crash on the way out.
+    os.write(2, f"{how}; run the same command again to go on from here\n".encode())
+    os._exit(code)
 
 
 def _own_options(words: list[str]) -> dict[str, str]:

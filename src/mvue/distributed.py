@@ -1,7 +1,8 @@
 """Training on several machines: every process runs the same program, and they share the work.
 
-After `initialize`, `mvue.fit` and `mvue.assess` divide their simulations over the devices of all
-processes. Give each process the same arguments.
+After `initialize`, `mvue.fit`, `mvue.fit_data`, `mvue.assess` and `mvue.refit_last_layer` divide
+their work over the devices of all processes, and `mvue.sklearn.LinearBCE.fit_pieces` its pieces
+over the processes. Give each process the same arguments.
 """
 
 import atexit

@@ -40,8 +40,8 @@ class Run:
     folder: Path
     say: Say
     progress: bool | None = None
-    fits: dict[str, mvue.Fit] = dataclasses.field(default_factory=dict)
-    """What was trained, by name."""
+    fits: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What was trained, by name: fits, or fitted estimators of scikit-learn."""
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Values of the options that the experiment has."""
 

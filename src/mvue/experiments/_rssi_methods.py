@@ -88,6 +88,11 @@ class Trained(NamedTuple):
     predict: Callable[[np.ndarray], np.ndarray]
     seconds: float
 
+    @property
+    def estimator(self) -> Any:
+        """Whose method `predict` is."""
+        return getattr(self.predict, "__self__", None)
+
 
 def load_table(seed: int) -> Table:
     """The measurements, or simulated ones of the same kind where they cannot be had."""

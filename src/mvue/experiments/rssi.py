@@ -16,6 +16,7 @@ from mvue.report import Section
 from ._common import Experiment, Findings, Run, as_text, best_microseconds, costs
 from ._rssi_figures import plot_locations, plot_room, plot_trade_off
 from ._rssi_methods import (
+    CLASSICAL,
     Measures,
     Method,
     Settings,
@@ -69,6 +70,7 @@ def body(run: Run) -> Findings:
     )
     ratio = mean[bce][0] / mean[emmse][0]
     estimators = {name: entry(values, by_time[name]) for name, values in random.items()}
+    run.fits.update({n: t.estimator for n, t in last["trained"].items() if n not in CLASSICAL})
     for name, trained in last["trained"].items():
         estimators[name] |= {
             "train_seconds": round(trained.seconds, 3),

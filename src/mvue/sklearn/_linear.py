@@ -1,6 +1,8 @@
 """Linear bias constrained estimators as scikit-learn estimators."""
 
 import warnings
+from collections.abc import Iterable
+from functools import reduce
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -10,6 +12,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
+from .._exchange import failing_together, from_each, own_share
 from .._grouped_moments import GroupedMoments, MomentSummary
 from .._linear_path import (
     LinearBCEPath,
@@ -21,6 +24,7 @@ from .._linear_path import (
 )
 from .._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
 from .._registry import register
+from .._simulated import SimulatedData
 from .._types import BiasToleranceWarning
 from .._unit_rows import group_rows
 from ._base import LinearRegressor, Sample
@@ -126,6 +130,41 @@ class LinearBCE(LinearRegressor):
         first = not hasattr(self, "moments_")
         sample = self._validated(X, y, sample_weight, unit_ids, reset=first, least=1)
         self._accumulate(GroupedMoments(self.max_open_units) if first else self.moments_, sample)
+        return self
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit_pieces(self, pieces: SimulatedData | Iterable[tuple[Any, ...]]) -> Self:
+        """Fit to data that come in pieces and need not fit into memory.
+
+        The same as `partial_fit` on each of them. After `mvue.distributed.initialize`, the
+        processes of the job take the pieces in turn, and all of them end with the estimator of all
+        pieces: each must call this with the same pieces.
+
+        Args:
+            pieces: simulated data, whose shards are the pieces; or tuples of X and y, or of X, y
+                and unit_ids, as in `fit`. Each process draws all pieces of a generator, and uses
+                its own.
+        """
+        if isinstance(pieces, SimulatedData):
+            mine = pieces.pieces(own_share(range(pieces.shard_count)))
+        else:
+            mine = own_share(pieces)
+        share = LinearBCE(**self.get_params())
+        with failing_together():
+            for piece in mine:
+                if not isinstance(piece, tuple) or len(piece) not in (2, 3):
+                    raise TypeError(
+                        "pieces must be tuples (X, y) or (X, y, unit_ids), got "
+                        f"{type(piece).__name__}"
+                    )
+                share.partial_fit(piece[0], piece[1], unit_ids=(*piece, None)[2])
+        merged = reduce(_joined, from_each(share))
+        if not hasattr(merged, "moments_"):
+            raise ValueError("pieces must hold at least one piece of data, got none")
+        for name in _FITTED:
+            vars(self).pop(name, None)
+        vars(self).update(vars(merged))
+        self._solve(stacklevel=5)
         return self
 
     def merge(self, other: "LinearBCE") -> "LinearBCE":
@@ -349,6 +388,13 @@ def linear_bce_path(
         resolution=resolution,
     )
     return model.fit(X, y, sample_weight, unit_ids).path_
+
+
+def _joined(one: LinearBCE, other: LinearBCE) -> LinearBCE:
+    """Both together, where one of them may have seen nothing."""
+    if not hasattr(other, "moments_"):
+        return one
+    return one.merge(other) if hasattr(one, "moments_") else other
 
 
 def _resolution(value: float | str) -> float | None:
