@@ -1,5 +1,10 @@
 """Every Python block in the README and the docs is a test."""
 
+import os
+
+# One worker has one core: threads of BLAS would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 from sybil import Sybil

@@ -7,7 +7,9 @@ from pathlib import Path
 # Tests compile much and compute little, and one worker has one core. Threads that wait for each
 # other have been seen to wait for ever.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_cpu_multi_thread_eigen=false"
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_multi_thread_eigen=false",
 )
 
 import jaxtyping
