@@ -13,6 +13,13 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Programs that run for long are worth compiling well."""
+    long = item.path.suffix == ".md" or item.get_closest_marker("trains") is not None
+    jax.config.update("jax_disable_most_optimizations", not long)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget the programs of a file with its last test: a process can map only so many."""
