@@ -1,11 +1,23 @@
 """Every Python block in the README and the docs is a test."""
 
+import os
+
+# One worker has one core: threads of BLAS would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Programs that run for long are worth compiling well."""
+    long = item.path.suffix == ".md" or item.get_closest_marker("trains") is not None
+    jax.config.update("jax_disable_most_optimizations", not long)
 
 
 @pytest.hookimpl(trylast=True)

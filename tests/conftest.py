@@ -4,11 +4,14 @@ import os
 import tempfile
 from pathlib import Path
 
-# Tests compile much and compute little, and one worker has one core. Threads that wait for each
-# other have been seen to wait for ever.
+# One worker has one core, and threads that wait for each other have been seen to wait for ever.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_cpu_multi_thread_eigen=false"
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_multi_thread_eigen=false",
 )
+# Tests compile much and compute little, and so do the processes that they start.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jaxtyping
 
@@ -28,7 +31,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same program under another seed need not be compiled again.
 _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 jax.config.update("jax_compilation_cache_dir", _cache.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 import mvue  # noqa: E402
 

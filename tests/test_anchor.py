@@ -152,7 +152,7 @@ def test_weights_put_the_bias_into_their_units(seed):
 
 def test_training_with_anchors_is_reproducible_and_resumes(tmp_path, key):
     problem = shrinking_problem()
-    settings = {"steps": 120, "batch_size": 16, "anchors": 3}
+    settings = {"steps": 30, "batch_size": 16, "anchors": 3, "validations": 3}
     first, second = (plain_fit(problem, key=key, **settings) for _ in range(2))
     x = jr.normal(key, (N,))
     assert float(first.estimator(x)[0]) == float(second.estimator(x)[0])
@@ -180,7 +180,8 @@ def mean_of(x):
 def test_a_baseline_is_corrected_and_stays_unbiased(key):
     """A poor but unbiased baseline, the first of eight measurements: the network adds the rest."""
     problem = shrinking_problem()
-    fit = plain_fit(problem, baseline=lambda x: x[:1], key=key, steps=600, batch_size=64, anchors=6)
+    asked = {"steps": 600, "batch_size": 64, "anchors": 6, "validations": 3}
+    fit = plain_fit(problem, baseline=lambda x: x[:1], key=key, **asked)
     report = mvue.assess(fit.estimator, problem, at=AT, repeats=20_000, key=key)["estimator"]
     variance = np.asarray(report.sd)[:, 0] ** 2
     assert (variance < 1.5 / N).all()
@@ -189,7 +190,7 @@ def test_a_baseline_is_corrected_and_stays_unbiased(key):
 
 def test_a_perfect_baseline_is_left_alone(key):
     problem = shrinking_problem()
-    fit = mvue.fit(problem, baseline=mean_of, key=key, steps=200)
+    fit = mvue.fit(problem, baseline=mean_of, key=key, steps=200, validations=3)
     report = mvue.assess(fit.estimator, problem, at=AT, repeats=20_000, key=key)["estimator"]
     assert (np.asarray(report.mse)[:, 0] * N < 1.06).all()
     assert (np.abs(np.asarray(report.bias)[:, 0]) * np.sqrt(N) < 0.05).all()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 import mvue
 from plain import plain_fit
 
-STEPS = 3_000
+STEPS = 800
 SCRIPT = """
 import sys
 import equinox as eqx, jax, jax.random as jr, numpy as np, numpyro.distributions as dist
@@ -29,7 +30,7 @@ import mvue
 problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t + jr.normal(key, (3,)))
 saving = {{"checkpoint": sys.argv[2] or None, "checkpoint_every": 0.0}}
 network = mvue.standardize(eqx.nn.MLP(3, 1, 16, 1, key=jr.key(1)), problem, key=jr.key(2))
-given = {{"loss": mvue.bce(weight=None), "training_prior": problem.prior}}
+given = {{"loss": mvue.bce(weight=None), "training_prior": problem.prior, "validations": 40}}
 fit = mvue.fit(problem, network, key=jr.key(7), steps={steps}, **given, **saving)
 leaves = jax.tree.leaves(eqx.filter(fit.estimator, eqx.is_array))
 np.savez(sys.argv[1], *map(np.asarray, leaves), loss=fit.history["held_out_loss"])
@@ -41,9 +42,22 @@ def problem(shift=0.0):
 
 
 def small_fit(folder, **changes):
-    call = {"key": jr.key(0), "steps": 60, "checkpoint_every": 0.0, "checkpoint": folder}
-    call |= changes
+    call = {"key": jr.key(0), "steps": 12, "validations": 4, "checkpoint": folder}
+    call |= {"checkpoint_every": 0.0} | changes
     return plain_fit(call.pop("problem", problem()), **call)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run, and where its checkpoints are."""
+    folder = tmp_path_factory.mktemp("whole")
+    return small_fit(folder), folder
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A folder of the checkpoints of the finished run, to do with as one likes."""
+    return shutil.copytree(whole[1], tmp_path / "finished")
 
 
 def weights(fit):
@@ -63,7 +77,10 @@ def test_killed_and_resumed_run_is_bit_identical(tmp_path):
     script.write_text(SCRIPT.format(steps=STEPS))
 
     def start(output, folder):
-        return subprocess.Popen([sys.executable, script, tmp_path / output, folder])
+        # What is compiled once need not be again.
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+        call = [sys.executable, script, tmp_path / output, folder]
+        return subprocess.Popen(call, env={**os.environ, **cache})
 
     whole = start("whole.npz", "")
     folder = tmp_path / "run"
@@ -86,20 +103,19 @@ def test_killed_and_resumed_run_is_bit_identical(tmp_path):
         np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_finished_run_is_not_trained_again(tmp_path):
-    first = small_fit(tmp_path)
-    before = listing(tmp_path)
-    again = small_fit(tmp_path)
+def test_finished_run_is_not_trained_again(whole, finished):
+    first, before = whole[0], listing(finished)
+    again = small_fit(finished)
     assert again.outcome is mvue.Outcome.FINISHED
     assert all(map(np.array_equal, weights(first), weights(again)))
     assert again.history == first.history
-    assert listing(tmp_path) == before
+    assert listing(finished) == before
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"steps": 61}, "steps: 60 there, 61 here"),
+        ({"steps": 13}, "steps: 12 there, 13 here"),
         ({"key": jr.key(1)}, "key:"),
         ({"batch_size": 64}, "batch_size: 128 there, 64 here"),
         ({"loss": mvue.bce(7.0)}, "loss:"),
@@ -108,14 +124,13 @@ def test_finished_run_is_not_trained_again(tmp_path):
         ({"keep": "last"}, "keep: 'average' there, 'last' here"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused_and_left_alone(tmp_path, changes, named):
-    small_fit(tmp_path)
-    before = listing(tmp_path)
+def test_checkpoint_of_another_run_is_refused_and_left_alone(finished, changes, named):
+    before = listing(finished)
     with pytest.raises(mvue.CheckpointError, match="another training run") as caught:
-        small_fit(tmp_path, **changes)
+        small_fit(finished, **changes)
     assert named in str(caught.value)
     assert "delete this one" in str(caught.value)
-    assert listing(tmp_path) == before
+    assert listing(finished) == before
 
 
 def table_problem(end):
@@ -141,13 +156,12 @@ def test_hidden_learning_rates_are_told_apart(tmp_path):
         small_fit(tmp_path, optimizer=optimizer(1e-1), steps=3)
 
 
-def test_other_files_in_the_folder_survive(tmp_path):
-    small_fit(tmp_path)
-    (tmp_path / "2024").mkdir()
-    (tmp_path / "2024" / "data.csv").write_text("1,2\n")
+def test_other_files_in_the_folder_survive(finished):
+    (finished / "2024").mkdir()
+    (finished / "2024" / "data.csv").write_text("1,2\n")
     with pytest.warns(UserWarning, match="step 2024 .* is damaged"):
-        small_fit(tmp_path)
-    assert any(path.read_text() == "1,2\n" for path in tmp_path.rglob("data.csv"))
+        small_fit(finished)
+    assert any(path.read_text() == "1,2\n" for path in finished.rglob("data.csv"))
 
 
 def test_a_file_is_not_a_folder(tmp_path):
@@ -156,11 +170,10 @@ def test_a_file_is_not_a_folder(tmp_path):
         small_fit(tmp_path / "run")
 
 
-def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
-    small_fit(tmp_path)
+def test_checkpoint_of_another_version_is_refused(finished, monkeypatch):
     monkeypatch.setattr("mvue._loop.__version__", "99.0")
     with pytest.raises(mvue.CheckpointError, match=r"mvue: '.*' there, '99.0' here"):
-        small_fit(tmp_path)
+        small_fit(finished)
 
 
 def damage(step_folder, how):
@@ -180,22 +193,21 @@ def damage(step_folder, how):
 
 
 @pytest.mark.parametrize("how", ["truncate", "delete", "flip"])
-def test_damaged_newest_checkpoint_falls_back(tmp_path, how):
-    whole = small_fit(tmp_path)
-    newest = max(steps_in(tmp_path))
-    damage(tmp_path / str(newest), how)
+def test_damaged_newest_checkpoint_falls_back(whole, finished, how):
+    newest = max(steps_in(finished))
+    damage(finished / str(newest), how)
     with pytest.warns(UserWarning, match=f"step {newest} .* is damaged; resuming from"):
-        resumed = small_fit(tmp_path)
-    assert all(map(np.array_equal, weights(whole), weights(resumed)))
-    assert max(steps_in(tmp_path)) == newest
+        resumed = small_fit(finished)
+    assert all(map(np.array_equal, weights(whole[0]), weights(resumed)))
+    assert max(steps_in(finished)) == newest
 
 
-def test_all_damaged_is_an_error(tmp_path):
-    small_fit(tmp_path)
-    for step in steps_in(tmp_path):
-        damage(tmp_path / str(step), "truncate")
+def test_all_damaged_is_an_error(finished):
+    assert len(steps_in(finished)) > 1
+    for step in steps_in(finished):
+        damage(finished / str(step), "truncate")
     with pytest.raises(mvue.CheckpointError, match="none of the checkpoints"):
-        small_fit(tmp_path)
+        small_fit(finished)
 
 
 def test_divergence_is_remembered(tmp_path):
@@ -205,4 +217,4 @@ def test_divergence_is_remembered(tmp_path):
     first = small_fit(tmp_path, loss=breaks)
     again = small_fit(tmp_path, loss=breaks)
     assert first.outcome is again.outcome is mvue.Outcome.DIVERGED
-    assert first.step == again.step == 30
+    assert first.step == again.step == 6

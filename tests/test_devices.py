@@ -23,7 +23,7 @@ STEPS = 120
 
 
 def start(devices=1, **asked):
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, HERE / "worker.py", json.dumps(asked)],
         env={**os.environ, "XLA_FLAGS": flags},
@@ -110,7 +110,7 @@ def test_lost_process_ends_the_job_and_another_number_of_devices_resumes(tmp_pat
     def own(i):
         return {"output": str(tmp_path / f"{i}.npz"), "die": i == 1}
 
-    asked = {"steps": 3000, "checkpoint": str(tmp_path / "state")}
+    asked = {"steps": STEPS, "checkpoint": str(tmp_path / "state")}
     first, lost = job(each=own, timeout=15.0, **asked)
     assert ended(lost)[0] == 9
     code, message = ended(first)
@@ -118,11 +118,11 @@ def test_lost_process_ends_the_job_and_another_number_of_devices_resumes(tmp_pat
     assert "process 0 of 2 stops, because process 1 gave no sign of life for 15 seconds" in message
     assert "start the job again" in message
     saved = max(int(p.name) for p in (tmp_path / "state").iterdir() if p.name.isdigit())
-    assert 0 < saved < 3000
+    assert 0 < saved < STEPS
     output = tmp_path / "resumed.npz"
     process = start(output=str(output), **asked)
     succeeded(process)
-    assert "3000" in {p.name for p in (tmp_path / "state").iterdir()}
+    assert str(STEPS) in {p.name for p in (tmp_path / "state").iterdir()}
 
 
 def test_work_is_divided_by_number():

@@ -106,7 +106,7 @@ def test_weights_left_to_fit_cannot_be_used_elsewhere(line, key):
 def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
     """A tenth of the default training; both ends of the range included."""
     entry = textbook("exponential-rate")
-    fit = mvue.fit(entry.problem, key=swept_key, steps=600)
+    fit = mvue.fit(entry.problem, key=swept_key, steps=600, validations=3)
     assert entry.mvue is not None
     report = mvue.assess(
         {"learned": fit, "best": entry.mvue},

@@ -119,7 +119,7 @@ def test_key_decides_everything(line):
 )
 def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     problem = mvue.Problem(dist.Uniform(100.0, 101.0), simulate, exchangeable=exchangeable)
-    fit = mvue.fit(problem, key=jr.key(0), steps=20)
+    fit = mvue.fit(problem, key=jr.key(0), steps=4)
     x = jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(1), 1, 1).x)
     estimate = fit.estimator(x)
     assert estimate.shape == (1,)
@@ -287,7 +287,7 @@ def test_interrupt_returns_what_is_there_and_resumes(line, tmp_path):
                 return
         os.kill(os.getpid(), signal.SIGINT)
 
-    call = {"key": jr.key(0), "steps": 2_000, "checkpoint_every": 0.0}
+    call = {"key": jr.key(0), "steps": 1_000, "validations": 20, "checkpoint_every": 0.0}
     before = signal.getsignal(signal.SIGINT)
     stop = threading.Event()
     thread = threading.Thread(target=interrupt_soon, args=(tmp_path / "run",))
@@ -296,7 +296,7 @@ def test_interrupt_returns_what_is_there_and_resumes(line, tmp_path):
     stop.set()
     thread.join()
     assert cut.outcome is mvue.Outcome.INTERRUPTED
-    assert 0 < cut.step < 2_000
+    assert 0 < cut.step < 1_000
     assert np.isfinite(cut.estimator(jnp.zeros(2))).all()
     assert "interrupted after" in str(cut)
     assert signal.getsignal(signal.SIGINT) is before

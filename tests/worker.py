@@ -58,6 +58,7 @@ def train(steps, checkpoint=None):
         batch_size=32,
         replicates=4,
         anchors=2,
+        validations=10,
         checkpoint=checkpoint,
         checkpoint_every=0.0,
     )

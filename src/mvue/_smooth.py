@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._frozen import Frozen
+from ._threads import on_one_thread
 
 LENGTHS = (1.0, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 25.0, 50.0)
 NOISES = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -29,6 +30,7 @@ class Smooth(Frozen):
         return jnp.clip(value, self.low, self.high)
 
 
+@on_one_thread
 def smooth(points: np.ndarray, values: np.ndarray) -> Smooth:
     """Fit values (n, d) at points (n, p); length and noise by leaving one out."""
     design = np.concatenate([np.ones((len(points), 1)), points], axis=1)

@@ -9,10 +9,23 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def on_one_thread(function: Callable[P, R]) -> Callable[P, R]:
+    """For matrices of some hundred rows: threads of BLAS would mostly wait for each other."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _blas().limit(limits=1):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def in_threads(work: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:

@@ -270,7 +270,7 @@ EXPERIMENT = Experiment(
     title="A structured covariance without bias",
     summary="a 5 x 5 covariance with a pattern: EMMSE, NORM, BCE, MLE against the bound",
     presets={
-        "smoke": Settings(steps=40, rival_steps=40, values=8, repeats=400),
+        "smoke": Settings(steps=6, rival_steps=6, values=8, repeats=400),
         "quick": Settings(steps=6_000, rival_steps=3_000, values=100, repeats=10_000),
         "paper": Settings(
             steps=20_000, rival_steps=1_000_000, values=200, repeats=40_000, unrolled=True

@@ -237,10 +237,10 @@ EXPERIMENT = Experiment(
     summary="networks of up to 10 000 sensors: averages of EMMSE and BCE against all data at once",
     presets={
         "smoke": Settings(
-            snr_steps=60,
+            snr_steps=12,
             refit_units=4_000,
             polynomials=3,
-            covariance_steps=40,
+            covariance_steps=6,
             sensors=100,
             networks=40,
             prior_networks=40,

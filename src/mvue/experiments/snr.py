@@ -303,7 +303,7 @@ EXPERIMENT = Experiment(
     title="Signal-to-noise ratio without bias",
     summary="SNR of unknown binary symbols in noise: MLE, EMMSE and BCE against the bound",
     presets={
-        "smoke": Settings(steps=60, paper_steps=60, paper_learning_rate=3e-3, repeats=500),
+        "smoke": Settings(steps=12, paper_steps=6, paper_learning_rate=3e-3, repeats=500),
         "quick": Settings(steps=5_000, paper_steps=5_000, paper_learning_rate=5e-3, repeats=20_000),
         "paper": Settings(
             steps=30_000, paper_steps=300_000, paper_learning_rate=2e-5, repeats=100_000

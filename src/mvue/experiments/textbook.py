@@ -305,7 +305,7 @@ EXPERIMENT = Experiment(
     title="Textbook problems under two priors",
     summary="textbook problems under two priors: MLE, EMMSE and BCE against the exact MVUE",
     presets={
-        "smoke": Settings(("uniform-maximum", "bernoulli-variance"), 500, steps=60, width=16),
+        "smoke": Settings(("uniform-maximum", "bernoulli-variance"), 500, steps=20, width=16),
         "quick": Settings(QUICK, 40_000),
         "paper": Settings("core", 100_000),
     },

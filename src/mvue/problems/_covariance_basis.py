@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from .._problem import check_count
+from .._threads import on_one_thread
 
 PAIRS = ((0, 3), (1, 3), (2, 4), (3, 4))
 """Which entries beside the diagonal are not zero in the pattern of the paper, counted from 0."""
@@ -117,6 +117,7 @@ def prior_draws(prior: Any, d: int) -> np.ndarray:
     return np.asarray(draws, np.float64)
 
 
+@on_one_thread
 def check_positive(basis: np.ndarray, offset: np.ndarray, prior: Any, draws: np.ndarray) -> None:
     """Refuse a prior under which Σ need not be positive definite.
 
@@ -126,9 +127,7 @@ def check_positive(basis: np.ndarray, offset: np.ndarray, prior: Any, draws: np.
     low, high = _box(prior, draws)
     y = draws
     for _ in range(ROUNDS):
-        # The matrices are small: threads would only wait for each other.
-        with threadpool_limits(limits=1, user_api="blas"):
-            values, vectors = np.linalg.eigh(offset + np.tensordot(y, basis, 1))
+        values, vectors = np.linalg.eigh(offset + np.tensordot(y, basis, 1))
         worst = np.argmin(values[:, 0] - DEFINITE * values[:, -1])
         if values[worst, 0] <= DEFINITE * values[worst, -1]:
             raise ValueError(
