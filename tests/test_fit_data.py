@@ -225,6 +225,47 @@ def test_unused_arguments_do_not_make_programs_equal():
     assert float(other(jnp.zeros(2), jnp.ones(2))[0]) == 2
 
 
+class Counted(eqx.Module):
+    """A linear network that notes when it is traced."""
+
+    weight: jax.Array
+    note: object = eqx.field(static=True)
+
+    def __call__(self, x):
+        self.note()
+        return self.weight @ x
+
+
+def test_what_was_traced_before_is_not_traced_again(key):
+    traces = []
+
+    def note():
+        traces.append(None)
+
+    def fit(seed, factor=1.0, **changes):
+        x, y, unit = rows_of(np.random.default_rng(seed), sizes=(2, 9))
+        data = Repeats.from_rows(factor * x, y, unit_ids=unit)
+        network = Counted(jnp.zeros((2, 3)), note)
+        call = {"loss": mvue.bce(1.0, weight=None), "optimizer": 0.01, "steps": 5} | changes
+        before = len(traces)
+        fitted = mvue.fit_data(data, network, key=jr.key(seed), **call)
+        return len(traces) - before, fitted
+
+    first, one = fit(0)
+    again, other = fit(0, factor=2.0)
+    assert again < first, "only its shapes are looked at"
+    assert not np.allclose(one.estimator.weight, other.estimator.weight), "numbers are not reused"
+    changes = [
+        {"loss": mvue.bce(2.0, weight=None)},
+        {"loss": mvue.bce(1.0, weight=lambda y: jnp.ones_like(y))},
+        {"optimizer": 0.02},
+        {"steps": 6},
+        {"keep": "last"},
+    ]
+    for change in changes:
+        assert fit(0, **change)[0] >= first, change
+
+
 def test_one_row_per_unit_is_warned_about(key):
     rng = np.random.default_rng(0)
     data = Repeats.from_rows(rng.normal(size=(40, 2)), rng.normal(size=40))

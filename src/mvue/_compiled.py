@@ -6,7 +6,7 @@ same problem under other keys, are one program with other arrays.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from ._jit import compiler_options
 KEPT = 16  # programs; each holds memory for as long as it may be asked for
 
 _programs: OrderedDict[Any, Any] = OrderedDict()
+_traced: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
 
 
 class Compiled(NamedTuple):
@@ -29,16 +30,48 @@ class Compiled(NamedTuple):
     executable: Any
 
 
-def compiled(function: Callable[..., Any], *args: Any, mesh: Mesh | None = None) -> Compiled:
+def compiled(
+    function: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    same_as: Hashable | None = None,
+) -> Compiled:
     """The compiled function, for arguments of these shapes.
 
     On several devices, it takes and gives arrays that are the same on all of them.
+
+    Args:
+        function: what to compile.
+        args: arguments as they will be.
+        mesh: the devices to run it.
+        same_as: functions of one name and with this in common are the same, so that a second one
+            need not even be traced. None if that is not known.
     """
     args = replicated(args, mesh)
-    # Arguments that are not used would leave the program: two could look the same without them.
-    traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
-    executable = _compiled_once(traced, args)
+    name = None if same_as is None else (same_as, function.__name__, mesh, _kind(args))
+    found = _traced.pop(name, None)
+    if found is None:
+        # Arguments that are not used would leave the program: two could look the same without.
+        traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
+        found = traced, _compiled_once(traced, args)
+    if name is not None:
+        _keep(_traced, name, found)
+    traced, executable = found
     return Compiled(everywhere(executable, mesh), traced, executable)
+
+
+def _kind(args: tuple[Any, ...]) -> Hashable:
+    """All of the arguments, and of how functions are traced, but the numbers."""
+    leaves, structure = jax.tree.flatten(args)
+    kinds = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
+    config = jax.config
+    return kinds, structure, config.jax_enable_x64, config.jax_default_device  # type: ignore[attr-defined]
+
+
+def _keep(programs: OrderedDict[Any, Any], name: Any, program: Any) -> None:
+    programs[name] = program
+    while len(programs) > KEPT:
+        programs.popitem(last=False)
 
 
 def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
@@ -59,7 +92,6 @@ def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
         found = _programs.pop(name, None)
     except (TypeError, ValueError):  # something in the arguments cannot be compared
         return lowered.compile(compiler_options())
-    _programs[name] = found = found or lowered.compile(compiler_options())
-    while len(_programs) > KEPT:
-        _programs.popitem(last=False)
+    found = found or lowered.compile(compiler_options())
+    _keep(_programs, name, found)
     return found

@@ -3,10 +3,11 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -21,7 +22,7 @@ from ._input_range import trained_on_rows
 from ._loop import Keys, Schedule, describe_network, refuse_tracing, train
 from ._losses import Penalty, effective_bias_weight
 from ._networks import Standardized, perceptron, scale_back, scaling
-from ._objectives import Loss, Terms, bce
+from ._objectives import Constant, Loss, Terms, bce
 from ._pools import Prepared, Split, padded_pool, prepare, rounded_up
 from ._problem import check_count, check_estimator, key_for
 from ._program import Keep, Program
@@ -123,7 +124,12 @@ def fit_data(
     units = batch_units if lam > 0 else 0
     mesh = mesh_for(batch_rows + units * repeats)
     source = FixedData(training.y.shape[1], batch_rows, units, repeats, mesh)
-    program = Program(source, network, DataLoss(terms, penalty, source), steps, optimizer, keep)
+    same_as = _hashable(
+        *(terms, penalty, training.y.shape[1], batch_rows, units, repeats, steps, optimizer, keep),
+        *jax.tree.flatten(eqx.filter(network, eqx.is_array, inverse=True)),
+    )
+    loss_on_data = DataLoss(terms, penalty, source)
+    program = Program(source, network, loss_on_data, steps, optimizer, keep, same_as=same_as)
     batch = f"{batch_rows} rows" + (
         f" and {batch_units} units of up to {repeats} rows" if source.units else ""
     )
@@ -171,6 +177,16 @@ def default_data_network(
     return Standardized(flatten, scaling(flat), network, scale_back(y))
 
 
+def _hashable(*parts: Any) -> Hashable | None:
+    """What tells programs apart, or None if one of the parts has no equal, not even itself."""
+    parts = tuple(tuple(part) if isinstance(part, list) else part for part in parts)
+    try:
+        hash(parts)
+    except TypeError:
+        return None
+    return parts
+
+
 def _terms_of(loss: Any) -> Terms:
     loss = bce(weight=None) if loss is None else loss
     terms = getattr(loss, "terms", None)
@@ -180,7 +196,7 @@ def _terms_of(loss: Any) -> Terms:
             "need fresh simulations"
         )
     terms = cast(Terms, terms)
-    return terms if terms.decided else terms._replace(bias_weight=lambda _: DATA_BIAS_WEIGHT)
+    return terms if terms.decided else terms._replace(bias_weight=Constant(DATA_BIAS_WEIGHT))
 
 
 def _checked_penalty(

@@ -111,12 +111,13 @@ def train(
 
     pool, renewed = pool_at(0)
     first_run = (state, jnp.asarray(0), keys.train, constants, pool)
-    run, traced, executable = compiled(program.run, *first_run, mesh=mesh)
+    run, traced, executable = compiled(program.run, *first_run, mesh=mesh, same_as=program.same_as)
     require_memory(bytes_needed(executable), program.source.sizes)
-    validate = compiled(program.validate, program.arrays, keys.validation, held_out, mesh=mesh).run
+    judging = program.arrays, keys.validation, held_out
+    validate = compiled(program.validate, *judging, mesh=mesh, same_as=program.same_as).run
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
     if program.measures_loss:
-        first = abs(float(validate(program.arrays, keys.validation, held_out)["loss"]))
+        first = abs(float(validate(*judging)["loss"]))
         state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     compile_seconds = time.perf_counter() - started
 

@@ -31,6 +31,17 @@ DEFAULT_BIAS_WEIGHTS = (20.0, 100.0)
 """λ at the start and at the end: small enough to learn quickly, then large enough to unbias."""
 
 
+class Constant(NamedTuple):
+    """The same λ throughout; equal to others of its value, as functions are not."""
+
+    value: float | None
+
+    def __call__(self, progress: Any) -> Any:
+        """λ."""
+        del progress
+        return self.value
+
+
 class Terms(NamedTuple):
     """A loss that is a mean squared error and a bias penalty, by its parts."""
 
@@ -87,7 +98,7 @@ def bce(
             None for no weights.
     """
     terms = Terms(
-        bias_weight if callable(bias_weight) else lambda _: bias_weight,
+        bias_weight if callable(bias_weight) else Constant(bias_weight),
         bias_weight is not None,
         penalty,
         None if weight == "auto" else cast(Callable[[Any], Any] | None, weight),
@@ -174,7 +185,7 @@ def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:
         del progress
         return mse(estimates, draw.y, weights=_weights(weight, draw))
 
-    terms = Terms(lambda _: 0.0, True, None, weight)
+    terms = Terms(Constant(0.0), True, None, weight)
     return Loss(evaluate, lambda _: "EMMSE" + (", weighted" if weight else ""), terms=terms)
 
 

@@ -5,7 +5,7 @@ run and the number of the step.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -111,8 +111,10 @@ class Program:
         optimizer: Any,
         keep: Keep,
         control: Control | None = None,
+        same_as: Hashable | None = None,
     ) -> None:
         self.source, self.loss, self.control = source, loss, control
+        self.same_as = same_as
         self.steps, self.keep, self.d = steps, keep, source.d
         params, rest = eqx.partition(network, trainable(network))
         constants, self.static = eqx.partition(rest, eqx.is_array)
