@@ -470,11 +470,11 @@ def test_names_of_splitters():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WithinUnitsShuffleSplit(0), "n_splits must be an integer of at least 1, got 0"),
+        (lambda: WithinUnitsShuffleSplit(0), "n_splits must be a whole number of at least 1"),
         (lambda: WithinUnitsShuffleSplit(test_size=1.0), "test_size must be a share .* got 1.0"),
         (lambda: WithinUnitsShuffleSplit(test_size="half"), "test_size must be a share"),
-        (lambda: WithinUnitsBlockSplit(1), "n_splits must be an integer of at least 2, got 1"),
-        (lambda: WithinUnitsBlockSplit(gap=0.5), "gap must be an integer of at least 0, got 0.5"),
+        (lambda: WithinUnitsBlockSplit(1), "n_splits must be a whole number of at least 2"),
+        (lambda: WithinUnitsBlockSplit(gap=0.5), "gap must be a whole number of at least 0"),
     ],
 )
 def test_bad_settings_of_splitters(make, message):

@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils import assert_all_finite, check_random_state, column_or_1d, indexable
 
+from .._problem import check_count
 from .._unit_rows import UnitRows, group_rows
 from ._tables import as_table
 
@@ -77,7 +78,7 @@ class WithinUnitsShuffleSplit(_WithinUnits):
     def __init__(
         self, n_splits: int = 10, *, test_size: float = 1 / 3, random_state: Any = None
     ) -> None:
-        _check_count("n_splits", n_splits, least=1)
+        check_count("n_splits", n_splits, least=1)
         if not isinstance(test_size, Real) or not 0 < test_size < 1:
             raise ValueError(
                 f"test_size must be a share of the rows between 0 and 1, both excluded, got "
@@ -122,8 +123,8 @@ class WithinUnitsBlockSplit(_WithinUnits):
     """
 
     def __init__(self, n_splits: int = 3, *, gap: int = 0) -> None:
-        _check_count("n_splits", n_splits, least=2)
-        _check_count("gap", gap, least=0)
+        check_count("n_splits", n_splits, least=2)
+        check_count("gap", gap, least=0)
         self.n_splits = n_splits
         self.gap = gap
 
@@ -176,8 +177,3 @@ def _round_at_random(wanted: np.ndarray, rng: Any) -> np.ndarray:
     # Rounding of the sum must not take more from a unit than there is.
     whole[turn] += np.minimum(np.diff(steps, prepend=0), 1)
     return whole.astype(int)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
