@@ -275,9 +275,9 @@ def test_standardized():
 # Convolutions.
 
 
-def plain(x, w):
-    layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=layout)
+def plain(x, w, margin=0):
+    layout, padding = ("NHWC", "HWIO", "NHWC"), [(margin, margin)] * 2
+    return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=layout)
 
 
 def plain_pool(x):
@@ -310,7 +310,16 @@ def same_with_gradients(ours, expected, *args):
 )
 def test_convolution_and_its_gradients(size, channels, kernel):
     x = jr.normal(jr.key(0), (6, *size, channels[0]))
-    same_with_gradients(convolve, plain, x, jr.normal(jr.key(1), (*kernel, *channels)))
+    w = jr.normal(jr.key(1), (*kernel, *channels))
+    same_with_gradients(convolve, plain, x, w)
+
+
+@pytest.mark.parametrize("channels", [(3, 4), (6, 5), (5, 70)])
+@pytest.mark.parametrize("margin", [1, 3])
+def test_convolution_with_a_margin(channels, margin):
+    x = jr.normal(jr.key(0), (6, 7, 8, channels[0]))
+    w = jr.normal(jr.key(1), (3, 2, *channels))
+    same_with_gradients(lambda x, w: convolve(x, w, margin), lambda x, w: plain(x, w, margin), x, w)
 
 
 @pytest.mark.parametrize("channels", [(3, 4), (6, 5), (5, 70)])

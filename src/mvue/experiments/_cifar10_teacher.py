@@ -84,7 +84,7 @@ def forward(
 
     def block(name: str, x: Array, halve: bool = False) -> Array:
         layer: Layer = params[name]
-        x = convolve(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), layer.kernel)
+        x = convolve(x, layer.kernel, 1)
         if halve:
             x = max_pool(x)
         if known is None:

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-NONE = (0, 0), (0, 0)  # padding
 FEW, NARROW = 4, 64  # channels of images, of outputs
 PIXELS = 2048  # of the images that are worked on at a time
 
@@ -52,24 +51,34 @@ def by_image(function: Callable[..., Array]) -> Callable[..., Array]:
     return one
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(
-    images: Float[Array, "n h w c"], kernel: Float[Array, "i j c o"]
+    images: Float[Array, "n h w c"], kernel: Float[Array, "i j c o"], margin: int = 0
 ) -> Float[Array, "n h2 w2 o"]:
-    """Cross-correlation without padding of images with kernels, of odd or even size."""
-    return lax.platform_dependent(images, kernel, cpu=_convolve_on_cpu, default=_convolve)
+    """Cross-correlation of images with kernels, of odd or even size.
+
+    Args:
+        images: with their channels last.
+        kernel: for each pixel, channel of the images and channel of the output.
+        margin: so many pixels around the images are taken to be zero.
+    """
+    on_cpu, plain = (functools.partial(f, margin=margin) for f in (_convolve_on_cpu, _convolve))
+    return lax.platform_dependent(images, kernel, cpu=on_cpu, default=plain)
 
 
-def _backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    return lax.platform_dependent(
-        *kept,
-        grad,
-        cpu=_gradients_on_cpu,
-        default=lambda images, kernel, grad: jax.vjp(_convolve, images, kernel)[1](grad),
-    )
+def _forward(images: Array, kernel: Array, margin: int) -> tuple[Array, tuple[Array, Array]]:
+    return convolve(images, kernel, margin), (images, kernel)
 
 
-convolve.defvjp(lambda images, kernel: (convolve(images, kernel), (images, kernel)), _backward)
+def _backward(margin: int, kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    def plain(images: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        return jax.vjp(functools.partial(_convolve, margin=margin), images, kernel)[1](grad)
+
+    on_cpu = functools.partial(_gradients_on_cpu, margin=margin)
+    return lax.platform_dependent(*kept, grad, cpu=on_cpu, default=plain)
+
+
+convolve.defvjp(_forward, _backward)
 
 
 @jax.custom_vjp
@@ -114,35 +123,49 @@ def _pieces(images: Array, pixels: int = PIXELS) -> Array:
     return images.reshape(n // at_once, at_once, *images.shape[1:])
 
 
-def _convolve(images: Array, kernel: Array, padding: Any = NONE) -> Array:
+def _convolve(images: Array, kernel: Array, margin: int = 0) -> Array:
+    return _padded(images, kernel, ((margin, margin), (margin, margin)))
+
+
+def _padded(images: Array, kernel: Array, padding: Any) -> Array:
     layout = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(images, kernel, (1, 1), padding, dimension_numbers=layout)
 
 
-def _convolve_on_cpu(images: Array, kernel: Array) -> Array:
-    if images.shape[3] > FEW:
-        # Without padding that takes a slow path, which a single column of zeros avoids.
-        return _convolve(images, kernel, ((0, 0), (0, 1)))[:, :, :-1]
-    found = lax.map(lambda some: _by_pairs(some, kernel), _pieces(images))
-    return found.reshape(len(images), *found.shape[2:])
+def _convolve_on_cpu(images: Array, kernel: Array, margin: int) -> Array:
+    if images.shape[3] <= FEW:
+        found = lax.map(lambda some: _by_pairs(_around(some, margin), kernel), _pieces(images))
+        return found.reshape(len(images), *found.shape[2:])
+    if margin:
+        return _convolve(images, kernel, margin)
+    # Without padding that takes a slow path, which a single column of zeros avoids.
+    return _padded(images, kernel, ((0, 0), (0, 1)))[:, :, :-1]
 
 
-def _gradients_on_cpu(images: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+def _gradients_on_cpu(
+    images: Array, kernel: Array, grad: Array, margin: int
+) -> tuple[Array, Array]:
     height, width, c, o = kernel.shape
     few, narrow = c <= FEW, o < NARROW
     product = _by_pairs if few else _by_columns if narrow else _by_patches
 
     def add(total: Array, some: tuple[Array, Array]) -> tuple[Array, Array]:
-        to_images, to_kernel = jax.vjp(product, some[0], kernel)[1](some[1])
+        back = jax.vjp(lambda x, k: product(_around(x, margin), k), some[0], kernel)[1]
+        to_images, to_kernel = back(some[1])
         return total + to_kernel, to_images
 
     x = _pieces(images, PIXELS if few or narrow else 256)
     g = grad.reshape(*x.shape[:2], *grad.shape[1:])
     to_kernel, to_images = lax.scan(add, jnp.zeros_like(kernel), (x, g))
-    if few or narrow:
+    if few or (narrow and not margin):
         return to_images.reshape(images.shape), to_kernel
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    return _convolve(grad, turned, [(size - 1, size - 1) for size in (height, width)]), to_kernel
+    around = [(size - 1 - margin, size - 1 - margin) for size in (height, width)]
+    return _padded(grad, turned, around), to_kernel
+
+
+def _around(images: Array, margin: int) -> Array:
+    return jnp.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
 
 
 def _by_pairs(images: Array, kernel: Array) -> Array:
