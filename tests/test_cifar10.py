@@ -33,7 +33,7 @@ from mvue.experiments._cifar10_students import (
     soft_label_problem,
     student_loss,
 )
-from mvue.experiments._convolutions import convolve, convolve_batch
+from mvue.experiments._convolutions import by_image, convolve, max_pool
 
 runner = CliRunner()
 
@@ -275,37 +275,97 @@ def test_standardized():
 # Convolutions.
 
 
+def plain(x, w, margin=0):
+    layout, padding = ("NHWC", "HWIO", "NHWC"), [(margin, margin)] * 2
+    return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=layout)
+
+
+def plain_pool(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def same_with_gradients(ours, expected, *args):
+    value, back = jax.vjp(jax.jit(ours), *args)
+    expected_value, expected_back = jax.vjp(expected, *args)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5, atol=1e-4)
+    g = jr.normal(jr.key(9), value.shape)
+    for a, b in zip(back(g), expected_back(g), strict=True):
+        np.testing.assert_allclose(
+            a, b, rtol=1e-4, atol=2e-6 * np.abs(b).max() * len(args[0]) ** 0.5
+        )
+
+
 @pytest.mark.parametrize(
     ("size", "channels", "kernel"),
-    [((12, 12), (3, 4), (3, 3)), ((9, 7), (2, 5), (3, 2)), ((5, 5), (1, 1), (5, 5))],
+    [
+        ((12, 12), (3, 4), (3, 3)),
+        ((9, 7), (2, 5), (3, 2)),
+        ((6, 11), (1, 70), (6, 7)),
+        ((5, 5), (1, 1), (5, 5)),
+        ((12, 12), (6, 5), (3, 3)),
+        ((9, 7), (6, 5), (2, 4)),
+        ((9, 8), (5, 70), (3, 2)),
+        ((7, 7), (5, 70), (1, 1)),
+    ],
 )
 def test_convolution_and_its_gradients(size, channels, kernel):
-    keys = jr.split(jr.key(0), 3)
-    x = jr.normal(keys[0], (6, *size, channels[0]))
-    w = jr.normal(keys[1], (*kernel, *channels))
-
-    def plain(x, w):
-        layout = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=layout)
-
-    g = jr.normal(keys[2], plain(x, w).shape)
-    for ours in (convolve_batch, jax.vmap(convolve, in_axes=(0, None))):
-        value, back = jax.vjp(jax.jit(ours), x, w)
-        expected, expected_back = jax.vjp(plain, x, w)
-        np.testing.assert_allclose(value, expected, atol=1e-4)
-        for a, b in zip(back(g), expected_back(g), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-4)
-    np.testing.assert_allclose(convolve(x[0], w), plain(x, w)[0], atol=1e-4)
+    x = jr.normal(jr.key(0), (6, *size, channels[0]))
+    w = jr.normal(jr.key(1), (*kernel, *channels))
+    same_with_gradients(convolve, plain, x, w)
 
 
-def test_convolutions_with_many_kernels():
-    x, w = jr.normal(jr.key(0), (3, 8, 8, 2)), jr.normal(jr.key(1), (3, 3, 3, 2, 4))
-    found = jax.vmap(convolve)(x, w)
-    for i in range(3):
-        np.testing.assert_allclose(found[i], convolve(x[i], w[i]), atol=1e-4)
-    grads = jax.grad(lambda w: jnp.square(jax.vmap(convolve)(x, w)).sum())(w)
-    one = jax.grad(lambda w: jnp.square(convolve_batch(x[:1], w)).sum())(w[0])
-    np.testing.assert_allclose(grads[0], one, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("channels", [(3, 4), (6, 5), (5, 70)])
+@pytest.mark.parametrize("margin", [1, 3])
+def test_convolution_with_a_margin(channels, margin):
+    x = jr.normal(jr.key(0), (6, 7, 8, channels[0]))
+    w = jr.normal(jr.key(1), (3, 2, *channels))
+    same_with_gradients(lambda x, w: convolve(x, w, margin), lambda x, w: plain(x, w, margin), x, w)
+
+
+@pytest.mark.parametrize("channels", [(3, 4), (6, 5), (5, 70)])
+def test_convolutions_with_many_kernels(channels):
+    x = jr.normal(jr.key(0), (3, 2, 8, 8, channels[0]))
+    w = jr.normal(jr.key(1), (3, 3, 3, *channels))
+    same_with_gradients(jax.vmap(convolve), jax.vmap(plain), x, w)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 8), (5, 9), (2, 3)])
+def test_pooling_and_its_gradient(size):
+    x = jr.normal(jr.key(0), (5, *size, 3))
+    same_with_gradients(max_pool, plain_pool, x)
+
+
+def test_pooling_gives_ties_to_one_pixel():
+    g = jr.normal(jr.key(0), (3, 2, 2, 4))
+    (back,) = jax.vjp(max_pool, jnp.ones((3, 4, 4, 4)))[1](g)
+    assert np.array_equal(back[:, ::2, ::2], g)
+    assert np.count_nonzero(back) == g.size
+
+
+@pytest.mark.parametrize("images", [1, 6, 7])
+def test_functions_of_one_image_are_the_same_in_a_batch(images):
+    """Also a few at a time, and with weights or none of the images batched."""
+
+    def network(convolve, pool):
+        def layers(x, w, b, v):
+            return pool(convolve(jax.nn.relu(convolve(x, w) + b[None, None, None]), v))
+
+        return layers
+
+    expected, ours = network(plain, plain_pool), by_image(network(convolve, max_pool))
+    keys = jr.split(jr.key(0), 4)
+    x = jr.normal(keys[0], (images, 32, 31, 3))
+    weights = [
+        jr.normal(k, s) for k, s in zip(keys[1:], [(3, 3, 3, 4), (4,), (2, 3, 4, 5)], strict=True)
+    ]
+    axes = (0, None, None, None)
+    same_with_gradients(jax.vmap(ours, axes), expected, x, *weights)
+    np.testing.assert_allclose(ours(x[0], *weights), expected(x[:1], *weights)[0], atol=1e-4)
+    many = [jnp.stack([w, -w]) for w in weights]
+    found = jax.vmap(ours, (None, 0, 0, 0))(x[0], *many)
+    for i in range(2):
+        one = expected(x[:1], *(w[i] for w in many))[0]
+        np.testing.assert_allclose(found[i], one, rtol=1e-5, atol=1e-4)
 
 
 # Losses and the student.
@@ -382,6 +442,20 @@ def test_wrong_images_and_labels(some_images, wrong, message):
     given = dict(zip(names, some_images, strict=True)) | wrong
     with pytest.raises(ValueError, match=message):
         soft_label_problem(*given.values())
+
+
+def test_student_can_be_exported(some_images, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("jax2onnx")
+
+    @mvue.register(name="test.Student")
+    class Same(Student):
+        pass
+
+    mvue.save(Same(jr.key(0)), tmp_path / "m.mvue", problem=soft_label_problem(*some_images))
+    done = mvue.export_onnx(mvue.load(tmp_path / "m.mvue"), tmp_path / "m.onnx")
+    assert done.inputs == {"x": (32, 32, 3)}
+    assert done.difference < 1e-5
 
 
 # Soft labels.

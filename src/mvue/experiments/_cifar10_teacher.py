@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from mvue.datasets import CIFAR10, cifar10
 
 from ._cifar10_images import random_crop, standardized
-from ._convolutions import convolve_batch
+from ._convolutions import convolve, max_pool
 
 WIDTHS, CLASSES = (32, 96, 192), 10
 LOGIT_SCALE = 1 / 8
@@ -84,10 +84,9 @@ def forward(
 
     def block(name: str, x: Array, halve: bool = False) -> Array:
         layer: Layer = params[name]
-        x = convolve_batch(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), layer.kernel)
+        x = convolve(x, layer.kernel, 1)
         if halve:
-            # Not by windows: their gradient is slow on a CPU.
-            x = functools.reduce(jnp.maximum, (x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)))
+            x = max_pool(x)
         if known is None:
             mean = x.mean(axis=(0, 1, 2))
             found[name] = Statistics(mean, (x * x).mean(axis=(0, 1, 2)) - mean**2)
