@@ -13,6 +13,21 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"]).pytest()
 
 
+# Files that take long, which come first: at the end, no worker waits for another.
+LONG = (
+    *("README.md", "test_train.py", "test_covariance_experiment.py", "training.md", "test_cli.py"),
+    *("test_survey.py", "test_devices.py", "test_checkpoint.py", "test_regressor.py"),
+    *("test_fisher.py", "test_textbook_experiment.py", "test_anchor.py", "test_save.py"),
+    *("test_cifar10.py", "test_sensors_experiment.py", "linear.md", "covariance.md"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    rank = {name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Programs that run for long are worth compiling well."""

@@ -31,7 +31,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same program under another seed need not be compiled again.
 _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 jax.config.update("jax_compilation_cache_dir", _cache.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 import mvue  # noqa: E402
 

@@ -5,10 +5,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
 from mvue._grouped_moments import GroupedMoments, MomentSummary
 from mvue._moment_totals import BLOCK_ROWS
+from mvue._threads import worker_count
 from mvue._unit_rows import group_rows
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two_threads():
+    """As on a machine with two cores, where each sums a share of the rows."""
+    with threadpool_limits(limits=2, user_api="blas"):
+        assert worker_count() == 2
+        yield
 
 
 def direct_moments(x, y, units, weights=None):

@@ -14,7 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def on_one_thread(function: Callable[P, R]) -> Callable[P, R]:
