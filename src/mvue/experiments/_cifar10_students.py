@@ -60,8 +60,8 @@ class Student(eqx.Module):
 @by_image
 def _pooled(images: Array, first: Array, bias: Array, second: Array) -> Array:
     """Both convolutions and the pooling, before the second bias, which changes nothing."""
-    x = jax.nn.relu(convolve(images, first) + bias[None, None, None])
-    return max_pool(convolve(x, second))
+    x = jax.nn.relu(jnp.asarray(convolve(images, first)) + bias[None, None, None])
+    return jnp.asarray(max_pool(convolve(x, second)))
 
 
 def _uniform(key: Array, shape: tuple[int, ...], inputs: int) -> Array:
