@@ -27,6 +27,8 @@ from .._types import Estimator
 
 AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of them out
 PREDICTED_AT_ONCE = 1024
+VALIDATIONS = 100
+CURVE_POINTS = 25  # where nothing is decided by them
 
 
 @register
@@ -244,6 +246,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             batch_units=int(self.batch_units),
             max_repeats=int(self.max_repeats),
             optimizer=float(self.learning_rate),
+            validations=VALIDATIONS if stops else CURVE_POINTS,
             patience=int(self.n_iter_no_change) if stops else None,
             progress=self.verbose,
         )
