@@ -114,7 +114,7 @@ def test_lost_process_ends_the_job_and_another_number_of_devices_resumes(tmp_pat
     first, lost = job(each=own, timeout=15.0, **asked)
     assert ended(lost)[0] == 9
     code, message = ended(first)
-    assert code == mvue.distributed.LOST
+    assert code == mvue.distributed.LOST, message
     assert "process 0 of 2 stops, because process 1 gave no sign of life for 15 seconds" in message
     assert "start the job again" in message
     saved = max(int(p.name) for p in (tmp_path / "state").iterdir() if p.name.isdigit())

@@ -103,7 +103,6 @@ def test_weights_left_to_fit_cannot_be_used_elsewhere(line, key):
         mvue.bce(3.0)(draw.x, draw, 0.0)
 
 
-@pytest.mark.trains
 def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
     """A tenth of the default training; both ends of the range included."""
     entry = textbook("exponential-rate")

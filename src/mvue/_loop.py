@@ -130,7 +130,8 @@ def train(
             **identity,
             "key": np.asarray(jr.key_data(keys.user)).tolist(),
             "program": program_digest(traced.jaxpr),
-            "first_state": arrays_digest((state, constants, held_out)),
+            "first_state": arrays_digest((first_run[0], constants, held_out)),
+            "loss_unit": f"{float(state.loss_unit):.3g}",  # rounding differs between devices
             "mvue": __version__,
             "jax": jax.__version__,
         }

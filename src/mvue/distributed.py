@@ -119,9 +119,10 @@ class _Watch:
 
     def fail(self) -> None:
         """End after an error, which may be a consequence of another process being lost."""
-        now = time.monotonic()
-        while not all(self.lives(i, now) for i in self.others):
-            time.sleep(BEAT / 4)  # the watch ends this process if no sign comes
+        for _ in range(2):  # a first sign may have been given before the process was lost
+            now = time.monotonic()
+            while not all(self.lives(i, now) for i in self.others):
+                time.sleep(BEAT / 4)  # the watch ends this process if no sign comes
         self.done.set()
         with contextlib.suppress(Exception):
             self.sign("failed")
