@@ -342,7 +342,12 @@ def test_pooling_gives_ties_to_one_pixel():
     assert np.count_nonzero(back) == g.size
 
 
-@pytest.mark.parametrize("images", [1, 6, 7])
+def test_no_images():
+    found = jax.vmap(by_image(convolve), (0, None))(jnp.ones((0, 5, 5, 2)), jnp.ones((2, 2, 2, 3)))
+    assert found.shape == (0, 4, 4, 3)
+
+
+@pytest.mark.parametrize("images", [1, 6])
 def test_functions_of_one_image_are_the_same_in_a_batch(images):
     """Also a few at a time, and with weights or none of the images batched."""
 

@@ -51,7 +51,6 @@ def by_image(function: Callable[..., Array]) -> Callable[..., Array]:
     return one
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(
     images: Float[Array, "n h w c"], kernel: Float[Array, "i j c o"], margin: int = 0
 ) -> Float[Array, "n h2 w2 o"]:
@@ -62,6 +61,11 @@ def convolve(
         kernel: for each pixel, channel of the images and channel of the output.
         margin: so many pixels around the images are taken to be zero.
     """
+    return _convolved(images, kernel, margin)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolved(images: Array, kernel: Array, margin: int) -> Any:
     on_cpu, plain = (functools.partial(f, margin=margin) for f in (_convolve_on_cpu, _convolve))
     return lax.platform_dependent(images, kernel, cpu=on_cpu, default=plain)
 
@@ -78,7 +82,7 @@ def _backward(margin: int, kept: tuple[Array, Array], grad: Array) -> tuple[Arra
     return lax.platform_dependent(*kept, grad, cpu=on_cpu, default=plain)
 
 
-convolve.defvjp(_forward, _backward)
+_convolved.defvjp(_forward, _backward)
 
 
 @jax.custom_vjp
@@ -95,7 +99,7 @@ def _pool(images: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _unpool(kept: tuple[Array, Array], grad: Array) -> tuple[Array]:
-    """To the first of the largest. One image after the other, so that XLA does it only once."""
+    """To the first of the largest."""
     place, (_, height, width) = kept[0], kept[1].shape
     (h, w, c), corner = grad.shape[1:], jnp.arange(4, dtype=jnp.uint8).reshape(1, 2, 1, 2, 1)
 
@@ -103,8 +107,10 @@ def _unpool(kept: tuple[Array, Array], grad: Array) -> tuple[Array]:
         place, grad = (a[:, None, :, None] for a in one)
         return jnp.where(place == corner, grad, 0).reshape(2 * h, 2 * w, c)
 
-    margin = (0, 0), (0, height - 2 * h), (0, width - 2 * w), (0, 0)
-    return (jnp.pad(lax.map(unpool, (place, grad)), margin),)
+    # On a CPU one image after the other: otherwise a convolution that follows does it many times.
+    in_turn = functools.partial(lax.map, unpool)
+    found = lax.platform_dependent((place, grad), cpu=in_turn, default=jax.vmap(unpool))
+    return (jnp.pad(found, ((0, 0), (0, height - 2 * h), (0, width - 2 * w), (0, 0))),)
 
 
 max_pool.defvjp(_pool, _unpool)
@@ -119,7 +125,7 @@ def _pieces(images: Array, pixels: int = PIXELS) -> Array:
     """Some images at a time, all the same number."""
     n, h, w = images.shape[:3]
     most = max(pixels // (h * w), 1)
-    at_once = max(k for k in range(1, min(n, most) + 1) if n % k == 0)
+    at_once = max((k for k in range(1, min(n, most) + 1) if n % k == 0), default=1)
     return images.reshape(n // at_once, at_once, *images.shape[1:])
 
 
