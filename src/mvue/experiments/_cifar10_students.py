@@ -22,6 +22,7 @@ CHANNELS = (16, 32)
 Matched = Literal["probabilities", "log-probabilities"]
 
 
+@mvue.register
 class Student(eqx.Module):
     """The student of the paper: two convolutions, pooling and one linear layer.
 

@@ -14,6 +14,7 @@ SPACING = 1.0  # of the grid, in cells: of the order of the bound on the standar
 VARIANCE_FLOOR = SPACING**2 / 12  # what a grid does not resolve
 
 
+@mvue.register
 class Scoring(mvue.Frozen):
     """The posterior mean on a grid, under a flat prior, and a step of Fisher scoring from there.
 
@@ -66,6 +67,7 @@ class Scoring(mvue.Frozen):
         return mean + jnp.clip(step, -SPACING, SPACING), covariance
 
 
+@mvue.register
 class RoomNetwork(eqx.Module):
     """A closed-form estimate, and what has to be added to it in units of its own spread.
 
