@@ -181,14 +181,14 @@ def simulated_room(run: Run) -> tuple[dict[str, Any], Section, list[list[str]]]:
     wider = dist.Uniform(*(jnp.asarray(e) for e in (room.low - 2, room.high + 2))).to_event(1)
     network = RoomNetwork(room, margin=3.0, key=network_key)
     loss = mvue.bce(weight=lambda y: 1 / jnp.diagonal(room.crb(y)))
-    rarely = {"validations": 20}  # nothing is decided by them
+    rarely = {"validations": 5}  # nothing is decided by them
     fits = {
         "emmse": run.fit(
             "room-emmse",
             room.problem,
             network,
             mvue.emmse(),
-            steps=s.room_steps // 3,
+            steps=s.room_steps // 5,
             key=emmse_key,
             **rarely,
         ),
