@@ -70,20 +70,11 @@ class Scene:
 def snr_scene(run: Run) -> Scene:
     """The SNR of binary symbols, from 50 samples in each sensor."""
     s: Settings = run.settings
-    alone = dataclasses.replace(single_sensor.EXPERIMENT.presets["quick"], steps=s.snr_steps)
+    quick = single_sensor.EXPERIMENT.presets["quick"]
+    alone = dataclasses.replace(quick, steps=s.snr_steps, paper_steps=s.snr_steps)
     problem = snr()
     network_key, emmse_key, bce_key, refit_key = jr.split(jr.fold_in(run.key, 1), 4)
-    emmse = run.fit(
-        "snr-emmse",
-        problem,
-        single_sensor.build_network(problem, network_key),
-        mvue.emmse(),
-        key=emmse_key,
-        steps=s.snr_steps,
-        batch_size=1000,
-        replicates=1,
-        optimizer=alone.paper_learning_rate,
-    )
+    emmse = run.fit("snr-emmse", **single_sensor.emmse_recipe(alone, network_key), key=emmse_key)
     recipe = single_sensor.bce_recipe(alone, network_key)
     bce = run.fit("snr-bce", **recipe, key=bce_key)
     run.say("taking off what bias is left ...")

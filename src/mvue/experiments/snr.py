@@ -116,18 +116,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
     problem = snr()
     network = build_network(problem, network_key)
     plugin = mvue.bce(1000.0, penalty="plug-in", weight=None)
-    # The mean squared error needs no replicates: the same simulations, all of new unknowns.
-    emmse = run.fit(
-        "emmse",
-        problem,
-        network,
-        mvue.emmse(),
-        key=emmse_key,
-        steps=s.paper_steps,
-        batch_size=1000,
-        replicates=1,
-        optimizer=s.paper_learning_rate,
-    )
+    emmse = run.fit("emmse", **emmse_recipe(s, network_key), key=emmse_key)
     paper = run.fit(
         "bce_paper",
         problem,
@@ -142,6 +131,23 @@ def train(run: Run) -> dict[str, mvue.Fit]:
     )
     bce = run.fit("bce", **bce_recipe(s, network_key), key=bce_key)
     return {"emmse": emmse, "bce_paper": paper, "bce": bce}
+
+
+def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
+    """Arguments of `fit` for the posterior mean.
+
+    The mean squared error needs no replicates: as many simulations, all of new unknowns.
+    """
+    problem = snr()
+    return {
+        "problem": problem,
+        "network": build_network(problem, key),
+        "loss": mvue.emmse(),
+        "steps": s.paper_steps,
+        "batch_size": 1000,
+        "replicates": 1,
+        "optimizer": s.paper_learning_rate,
+    }
 
 
 def bce_recipe(s: Settings, key: Array) -> dict[str, Any]:
