@@ -6,7 +6,7 @@ all i ≠ j. Those of two sets give those of their union exactly (in the manner 
 LeVeque), without a difference of large numbers.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -135,14 +135,14 @@ class Averaged(eqx.Module):
             raise ValueError(
                 f"other must be of the same shape, {self.mean.shape}, got {other.mean.shape}"
             )
-        xp, leaves = _arrays(*self._sums(), *other._sums())
-        a, b = _Sums(*leaves[:7]), _Sums(*leaves[7:])
+        xp: Any = jnp if is_traced(self, other) else np
+        a, b = (jax.tree.map(lambda leaf: _floating(xp, leaf), one) for one in (self, other))
         total = a.weight + b.weight
         unit = xp.where(total > 0, total, 1.0)
         of_a, of_b = a.weight / unit, b.weight / unit
         apart = (b.mean - a.mean) + (b.mean_rest - a.mean_rest)
         mean, rest = _two_sum(a.mean, a.mean_rest + of_b * apart)
-        parts = zip(a.moved(-of_b * apart), b.moved(of_a * apart), strict=True)
+        parts = zip(a._moved(-of_b * apart), b._moved(of_a * apart), strict=True)
         squared, tilt, spread = (of_a**2 * one + of_b**2 * two for one, two in parts)
         cross = of_a**2 * a.share_cross + of_b**2 * b.share_cross + 2 * of_a * of_b
         return Averaged(
@@ -177,8 +177,13 @@ class Averaged(eqx.Module):
         xp, (squared,) = _arrays(self.share_squared)
         return xp.where(squared > 0, 1 / xp.where(squared > 0, squared, 1.0), 0.0)
 
-    def _sums(self) -> "_Sums":
-        return _Sums(*(getattr(self, name) for name in _Sums._fields))
+    def _moved(self, by: Any) -> tuple[Any, Any, Any]:
+        """Sums of p², and about a point from which the mean is `by` away."""
+        return (
+            self.share_squared,
+            self.tilt + by * self.share_squared,
+            self.spread + 2 * by * self.tilt + by**2 * self.share_squared,
+        )
 
     def __str__(self) -> str:
         if np.ndim(self.count):
@@ -189,26 +194,11 @@ class Averaged(eqx.Module):
         return f"Averaged: {values} ({int(self.count):,} estimates{skipped})"
 
 
-class _Sums(NamedTuple):
-    weight: Any
-    mean: Any
-    mean_rest: Any
-    share_squared: Any
-    tilt: Any
-    spread: Any
-    share_cross: Any
+def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> tuple[Any, ...]:
+    """The fields of an average but the counts, of estimates (..., M, d); `equal`: weights are 1.
 
-    def moved(self, by: Any) -> tuple[Any, Any, Any]:
-        """Sums of p², and about a point from which the mean is `by` away."""
-        return (
-            self.share_squared,
-            self.tilt + by * self.share_squared,
-            self.spread + 2 * by * self.tilt + by**2 * self.share_squared,
-        )
-
-
-def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> _Sums:
-    """Of estimates (..., M, d), those without weight zero; `equal` if all weights are 1."""
+    Estimates without weight must be zero.
+    """
     total = w.sum(axis=-2)
     share = w / xp.where(total > 0, total, 1.0)[..., None, :]
     first = (share * values).sum(axis=-2)
@@ -222,7 +212,7 @@ def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> _Sums:
         none = xp.zeros_like(share[..., :1, :])
         before = xp.concatenate([none, xp.cumsum(share, axis=-2)[..., :-1, :]], axis=-2)
         cross = 2 * (share * before).sum(axis=-2)
-    return _Sums(
+    return (
         total,
         mean,
         rest,
