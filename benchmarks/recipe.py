@@ -21,7 +21,7 @@ BIAS_BAND, MSE_BAND = 0.05, 1.07
 
 def named(names):
     if names == ["core"]:
-        return [entry for entry in textbook().values() if entry.core and entry.mvue]
+        return [entry for entry in textbook().values() if entry.core and entry.kind != "control"]
     if names == ["others"]:
         return [entry for entry in textbook().values() if entry.mvue and not entry.core]
     return [textbook(name) for name in names]

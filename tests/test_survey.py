@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
+from mvue._statistics import choose_statistics
 from mvue.problems import textbook
 
 N = 8
@@ -119,3 +120,12 @@ def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
     assert report.summary("learned")["max_bias_over_sd"] < 0.06 + 3 * error
     ratio, ratio_se = report.mse_ratio("learned", "best")
     assert (ratio - 3 * ratio_se).max() < 1.12
+
+
+def test_default_network_sees_the_noise_behind_random_signs(key):
+    signs, noise = jr.split(key)
+    x = jr.rademacher(signs, (4, 40)) * (10 + 0.1 * jr.normal(noise, (4, 40)))
+    statistics = choose_statistics(x, exchangeable=True)
+    seen = jax.vmap(statistics.inputs)(x)
+    wanted = jnp.log(jnp.std(jnp.abs(x), axis=1))
+    assert jnp.isclose(seen, wanted[:, None], rtol=1e-3).all(axis=0).any()

@@ -84,6 +84,8 @@ class Statistics(eqx.Module):
         deviation = _root(jnp.var(values))
         summary += [deviation, deviation**2, jnp.log(deviation + self._floor)]
         summary += [jnp.log(_root(jnp.var(compressed)) + RELATIVE_FLOOR)]
+        if not self.positive:  # where signs are random, the noise shows in the absolute values
+            summary += [jnp.log(_root(jnp.var(jnp.abs(values))) + self._floor)]
         root = _root(jnp.mean(values**2)) + RELATIVE_FLOOR * self._floor
         own = jnp.abs(values / root)
         powers = jnp.stack([jnp.mean(own), *(jnp.mean(own**k) for k in (3, 4, 6))])
