@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mvue
 from mvue import _error_pieces
 from mvue._moments import merge, moments_of, summarize
+from mvue.plot import new_figure, share_legend
 
 AT = np.array([[0.0, 0.5], [-0.5, 0.9], [1.0, -1.0]])
 
@@ -337,3 +338,15 @@ def test_merged_moments_equal_those_of_the_whole(cuts, offset, seed):
     np.testing.assert_allclose(total.third, (d**3).sum(0), rtol=1e-3, atol=1e-3 * size)
     np.testing.assert_allclose(total.fourth, (d**4).sum(0), rtol=2e-3, atol=1e-3 * size)
     assert summarize(total).mse == pytest.approx((exact**2).mean(axis=0), rel=1e-4)
+
+
+@pytest.mark.parametrize("width", [4.0, 8.0, 12.0])
+def test_shared_legend_fits_the_figure(width):
+    figure = new_figure(width, 3.0)
+    ax = figure.subplots()
+    for i in range(5):
+        ax.plot([0, 1], [0, i], label=f"estimator number {i} with its standard errors")
+    share_legend(figure, [ax])
+    (legend,) = figure.legends
+    assert legend.get_window_extent().width <= figure.bbox.width
+    assert len(legend.get_texts()) == 5

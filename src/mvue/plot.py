@@ -143,17 +143,21 @@ def use_log_axis(ax: Axes, x: np.ndarray) -> None:
 
 
 def share_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them, in as few rows as fit the width."""
     entries: dict[str, Any] = {}
     for ax in axes:
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=min(len(entries), 7),
-        frameon=False,
-    )
+    for columns in range(min(len(entries), 7), 0, -1):
+        legend = figure.legend(
+            list(entries.values()),
+            list(entries),
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
