@@ -14,9 +14,8 @@ import jax.random as jr
 import numpy as np
 
 import mvue
+from mvue.experiments._textbook_results import BIAS_BAND, MSE_BAND, Judged
 from mvue.problems import textbook
-
-BIAS_BAND, MSE_BAND = 0.05, 1.07
 
 
 def named(names):
@@ -24,14 +23,17 @@ def named(names):
         return [entry for entry in textbook().values() if entry.core and entry.kind != "control"]
     if names == ["others"]:
         return [entry for entry in textbook().values() if entry.mvue and not entry.core]
-    return [textbook(name) for name in names]
+    entries = [textbook(name) for name in names]
+    for entry in entries:
+        if entry.kind == "control":
+            raise SystemExit(f"{entry.name} is a control: nothing unbiased to compare with")
+    return entries
 
 
 def judge(entry, seed, repeats):
     fit = mvue.fit(entry.problem, key=jr.key(seed), progress=False)
-    best = entry.mvue or entry.reference
     report = mvue.assess(
-        {"bce": fit.estimator, "best": best},
+        {"bce": fit.estimator, "best": entry.mvue or entry.reference},
         entry.problem,
         at=entry.at,
         repeats=repeats,
@@ -39,10 +41,7 @@ def judge(entry, seed, repeats):
         progress=False,
     )
     sd = report["best"].sd if entry.variance is None else np.sqrt(entry.variance(entry.at))
-    bias, ratio = np.abs(report["bce"].bias / sd), report.mse_ratio("bce", "best")[0]
-    worst = np.unravel_index(bias.argmax(), bias.shape)
-    error = (report["bce"].bias_se / sd)[worst]
-    return bias.max(), error, ratio.min(), ratio.max(), fit.seconds
+    return Judged(entry, report, "best", sd, {"bce": fit}, {})
 
 
 def main():
@@ -55,11 +54,11 @@ def main():
     print("| problem | worst \\|bias\\|/sd | MSE/MVUE | seconds |\n|---|---|---|---|")
     for entry in named(given.problems):
         found = [judge(entry, seed, given.repeats) for seed in given.seeds]
-        biases = ", ".join(f"{bias:.3f} ± {error:.3f}" for bias, error, *_ in found)
-        ratios = ", ".join(f"{low:.3f} … {high:.3f}" for *_, low, high, _ in found)
-        seconds = ", ".join(f"{s:.0f}" for *_, s in found)
+        biases = ", ".join(one.worst_bias("bce").text() for one in found)
+        ratios = ", ".join(one.mse("bce").text() for one in found)
+        seconds = ", ".join(f"{one.fits['bce'].seconds:.0f}" for one in found)
         print(f"| `{entry.name}` | {biases} | {ratios} | {seconds} |", flush=True)
-        inside += sum(bias <= BIAS_BAND and high <= MSE_BAND for bias, _, _, high, _ in found)
+        inside += sum(one.is_within("bce") for one in found)
         trainings += len(found)
     print(f"\nwithin both bands ({BIAS_BAND}, {MSE_BAND}): {inside} of {trainings} trainings")
 

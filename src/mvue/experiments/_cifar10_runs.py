@@ -56,12 +56,12 @@ class Settings:
     test_images: int
     losses: tuple[str, ...]
     """Variants of the loss, unless the option says otherwise."""
+    batch_size: int
+    """N, images in a batch."""
+    replicates: int
+    """M, crops of each."""
     seeds: int = 3
     """Pairs of students."""
-    batch_size: int = 32
-    """N, images in a batch."""
-    replicates: int = 20
-    """M, crops of each."""
     crops: int = 20
     """Of each image, in the test."""
     learning_rate: float = 0.005

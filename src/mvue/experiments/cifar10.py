@@ -320,7 +320,7 @@ EXPERIMENT = Experiment(
             batch_size=32,
             replicates=5,
         ),
-        # An hour: the paper does not say how long it trains.
+        # The paper does not say how long it trains.
         "paper": Settings(
             images=49_000,
             steps=2_400,
