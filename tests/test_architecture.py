@@ -35,6 +35,7 @@ LAYERS = [
     },
     {
         "_statistics",
+        "_order",
         "_draws",
         "_smooth",
         "_theta_range",

@@ -125,7 +125,7 @@ def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
 def test_default_network_sees_the_noise_behind_random_signs(key):
     signs, noise = jr.split(key)
     x = jr.rademacher(signs, (4, 40)) * (10 + 0.1 * jr.normal(noise, (4, 40)))
-    statistics = choose_statistics(x, exchangeable=True)
+    statistics = choose_statistics(x, sets=[(0,)])
     seen = jax.vmap(statistics.inputs)(x)
     wanted = jnp.log(jnp.std(jnp.abs(x), axis=1))
     assert jnp.isclose(seen, wanted[:, None], rtol=1e-3).all(axis=0).any()

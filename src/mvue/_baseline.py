@@ -25,7 +25,7 @@ from ._survey import Survey
 from ._types import Key
 
 RANDOM_FEATURES = 200
-UNITS, REPLICATES = 2048, 4  # of each piece
+UNITS, REPLICATES = 512, 16  # of each piece
 PIECES = 16
 LARGEST_TOTAL = 2**26  # numbers held of all pieces
 PLUG_IN_UNITS = 4 * UNITS
@@ -33,13 +33,15 @@ BIAS_WEIGHT = 20.0
 TABLE = 65
 RIDGE = 1e-4
 LINEAR_RIDGE = 1e-5
+LARGEST_INPUT = 5.0  # standard deviations up to which inputs are as they are
+FEWEST_DRAWS = 8  # that may carry the fourth moment of a statistic
 
 
 @register
 class PlugIn(Frozen):
     """y and its standard deviation from statistics of x, by regression with random features."""
 
-    inputs: Affine
+    scaling: Affine
     hidden: Float[Array, "p h"]
     offsets: Float[Array, " h"]
     readout: Float[Array, "q d"]
@@ -61,6 +63,12 @@ class PlugIn(Frozen):
         middle = (place - (low + high) / 2) / (high - low) * 3
         y = jax.vmap(_extended_interp)(place, self.scale, self.table)
         return y, log_sd, jnp.concatenate([middle, log_sd])
+
+    def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
+        """Standardised statistics, for networks: what is far out is brought closer."""
+        standard = self.scaling(statistics)
+        beyond = jnp.maximum(jnp.abs(standard) - LARGEST_INPUT, 0.0)
+        return standard + jnp.sign(standard) * (jnp.log1p(beyond) - beyond)
 
     def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
         """Standardised statistics, random features of them, and a constant."""
@@ -113,8 +121,9 @@ def fit_baseline(
     simulate_key, hidden_key = jr.split(key)
     few = max(1, PLUG_IN_UNITS // UNITS)
     pieces = _simulated(problem, survey, simulate_key, few if only_plug_in else PIECES)
-    plug_in = _fit_plug_in(pieces[:few], hidden_key)
-    return plug_in, None if only_plug_in else _fit_linear(pieces, plug_in)
+    first = _Piece(*(np.concatenate(part) for part in zip(*pieces[:few], strict=True)))
+    plug_in = _fit_plug_in(first, hidden_key)
+    return plug_in, None if only_plug_in else _fit_linear(pieces, plug_in, _scaling(first.natural))
 
 
 def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
@@ -140,19 +149,17 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_
     return pieces
 
 
-def _fit_plug_in(pieces: list[_Piece], key: Key) -> PlugIn:
+def _fit_plug_in(piece: _Piece, key: Key) -> PlugIn:
     """Least squares for y in the scale of its standard deviation, and for that deviation."""
-    joined = (np.concatenate(part).astype(np.float64) for part in zip(*pieces, strict=True))
-    inputs, _, y, log_sd = joined
+    inputs, y, log_sd = (p.astype(np.float64) for p in (piece.inputs, piece.y, piece.log_sd))
     d, size = y.shape[1], inputs.shape[2]
     pairs = [_unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
-    mean, deviation = inputs.mean(axis=(0, 1)), inputs.std(axis=(0, 1))
     hidden, offsets = jr.split(key)
     empty = jnp.zeros((0, d))
     plug_in = PlugIn(
-        inputs=Affine(_array(mean), _array(_inverse(deviation, mean))),
+        scaling=_scaling(inputs),
         hidden=1.5 * jr.normal(hidden, (size, RANDOM_FEATURES)) / np.sqrt(size),
         offsets=jr.normal(offsets, (RANDOM_FEATURES,)),
         readout=empty,
@@ -171,11 +178,8 @@ def _fit_plug_in(pieces: list[_Piece], key: Key) -> PlugIn:
     )
 
 
-def _fit_linear(pieces: list[_Piece], plug_in: PlugIn) -> Baseline:
+def _fit_linear(pieces: list[_Piece], plug_in: PlugIn, scaling: Affine) -> Baseline:
     """A weighted linear bias constrained estimator."""
-    first = pieces[0].natural.astype(np.float64)
-    centre, deviation = first.mean(axis=(0, 1)), first.std(axis=(0, 1))
-    scaling = Affine(_array(centre), _array(_inverse(deviation, centre)))
     unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
     @jit
@@ -215,11 +219,20 @@ class _Moments:
         self.units += units
 
     def solve(self, bias_weight: float) -> np.ndarray:
+        """The coefficients of least squared error and bias.
+
+        In directions that hold no bias, what is left of the moments between unknowns is noise,
+        negative as often as positive, and would let errors grow for a bias that only seems small.
+        """
         unit = np.sqrt(np.diag(self.total))
         unit = np.where(unit > 0, unit, 1.0)
-        matrix = self.total - bias_weight / (bias_weight + 1) * self.within
-        matrix = matrix / np.outer(unit, unit) + LINEAR_RIDGE * np.eye(len(unit))
-        return np.linalg.solve(matrix, self.cross / unit) / unit
+        scale = np.outer(unit, unit)
+        factor = np.linalg.cholesky(self.within / scale + LINEAR_RIDGE * np.eye(len(unit)))
+        half = np.linalg.solve(factor, (self.total - self.within) / scale)
+        values, vectors = np.linalg.eigh(np.linalg.solve(factor, half.T))
+        directions = np.linalg.solve(factor.T, vectors)
+        share = np.maximum(values, 0.0) + 1 / (bias_weight + 1)
+        return directions @ (directions.T @ (self.cross / unit) / share) / unit
 
 
 def _unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,10 +257,19 @@ def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
     return inner + jnp.minimum(at - scale[0], 0) * below + jnp.maximum(at - scale[-1], 0) * above
 
 
-def _inverse(deviation: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """One over the deviation; zero for what does not vary."""
+def _scaling(statistics: np.ndarray) -> Affine:
+    """To mean 0 and deviation 1, (N, M, p) to p; to zero what does not vary, or too wildly.
+
+    A statistic whose fourth moment a handful of the draws carry, such as the mean of data without
+    one, has no scale to go by: the next such draw is larger than all before.
+    """
+    values = statistics.reshape(-1, statistics.shape[2]).astype(np.float64)
+    mean, deviation = values.mean(axis=0), values.std(axis=0)
     varies = deviation > 1e-6 * np.abs(mean) + np.finfo(np.float32).tiny
-    return np.where(varies, 1 / np.where(varies, deviation, 1.0), 0.0)
+    deviation = np.where(varies, deviation, 1.0)
+    kurtosis = np.mean(((values - mean) / deviation) ** 4, axis=0)
+    useful = varies & (kurtosis < len(values) / FEWEST_DRAWS)
+    return Affine(_array(np.where(useful, mean, 0.0)), _array(np.where(useful, 1 / deviation, 0.0)))
 
 
 def _array(values: np.ndarray) -> Array:

@@ -185,9 +185,9 @@ def trained_on_problem(problem: Problem, key: Key) -> TrainedOn:
             y = np.asarray(drawn.y, np.float64)[good]
             ends.append(np.stack([y.min(axis=0), y.max(axis=0)]))
             first = jax.tree.map(lambda leaf, good=good: np.asarray(leaf)[good, 0], drawn.x)
-            yield numbers_of(first, is_set=problem.exchangeable)
+            yield numbers_of(first, is_set=bool(problem.exchangeable))
 
-    found = InputRange.of_draws(pieces(), is_set=problem.exchangeable)
+    found = InputRange.of_draws(pieces(), is_set=bool(problem.exchangeable))
     y_range = np.stack([np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]])
     return TrainedOn(problem.names or (), x, found, y_range)
 

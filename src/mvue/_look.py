@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from ._jit import jit
 from ._problem import NONFINITE_LIMIT, Problem
-from ._statistics import Statistics
+from ._statistics import Parts, Statistics
 from ._theta_range import OPEN_EDGE, Coordinates, is_defined
 from ._types import Key
 
@@ -38,7 +38,7 @@ class Look:
     """Standard deviations of theta from simulations around given values."""
 
     def __init__(
-        self, problem: Problem, coordinates: Coordinates, statistics: Statistics, key: Key
+        self, problem: Problem, coordinates: Coordinates, statistics: Statistics | Parts, key: Key
     ) -> None:
         self.problem, self.coordinates, self.statistics = problem, coordinates, statistics
         self.key, self.calls = key, 0

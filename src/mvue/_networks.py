@@ -20,7 +20,7 @@ from ._frozen import Affine, Frozen
 from ._jit import jit
 from ._problem import Draw, Problem, key_for, pilot_draw
 from ._registry import register
-from ._statistics import Statistics, flatten
+from ._statistics import Parts, Statistics, flatten
 from ._survey import Survey
 from ._types import Estimator, Key, Measurement
 
@@ -143,11 +143,11 @@ class WithBaseline(eqx.Module):
 class Corrected(eqx.Module):
     """A baseline in closed form and a network that corrects it, in units of the expected error.
 
-    The network sees the statistics of the baseline and, for sets, averages over the elements that
-    an inner network learns. Without a baseline it is the correction alone.
+    The network sees the statistics of the baseline and, for sets of vectors, averages over the
+    elements that an inner network learns. Without a baseline it is the correction alone.
     """
 
-    statistics: Statistics
+    statistics: Statistics | Parts
     plug_in: PlugIn
     baseline: Baseline | None
     inner: eqx.nn.MLP | None
@@ -159,7 +159,7 @@ class Corrected(eqx.Module):
         first, log_sd, places = self.plug_in(statistics)
         inputs = self.plug_in.inputs(statistics)
         parts = [inputs, places]
-        if self.inner is not None:
+        if self.inner is not None and isinstance(self.statistics, Statistics):
             parts.append(jnp.mean(jax.vmap(self.inner)(self.statistics.elements(x)), axis=0))
         correction = jnp.exp(log_sd) * self.network(jnp.concatenate(parts))
         if self.baseline is None:
@@ -183,13 +183,14 @@ def default_network(
     plug_in, baseline = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
     x, y = problem.shapes()
     d = y.shape[0]
-    size, inner = plug_in.inputs.shift.shape[0] + 2 * d, None
-    if survey.statistics.kind == "vectors":
-        elements = jax.eval_shape(survey.statistics.elements, x).shape[1]
+    size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None
+    statistics = survey.statistics
+    if isinstance(statistics, Statistics) and statistics.kind == "vectors":
+        elements = jax.eval_shape(statistics.elements, x).shape[1]
         inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
         size += INNER_OUT
     network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
-    return Corrected(survey.statistics, plug_in, baseline, inner, nearly_zero(network))
+    return Corrected(statistics, plug_in, baseline, inner, nearly_zero(network))
 
 
 def perceptron(

@@ -52,8 +52,9 @@ class Problem:
             all measurements of one unknown share. By default theta itself, which must then be
             one array.
         names: one name for each component of y.
-        exchangeable: the leading axis of x indexes independent, identically distributed draws,
-            whose order carries no information.
+        exchangeable: whether the leading axis of x indexes independent, identically distributed
+            draws, whose order carries no information. None leaves that open: the default network
+            judges by simulations; whatever else needs such draws wants to be told.
         crb: optional ``crb(theta) -> (d, d)``, a known lower bound on the covariance of
             unbiased estimators of y.
         likelihood: optional ``likelihood(theta)``, the distribution of one measurement that
@@ -65,7 +66,7 @@ class Problem:
     log_likelihood: Callable[[Theta, Measurement], Any] | None = None
     target: Callable[[Theta], Any] | None = None
     names: tuple[str, ...] | None = None
-    exchangeable: bool = False
+    exchangeable: bool | None = None
     crb: Callable[[Theta], Any] | None = None
     likelihood: Callable[[Theta], Any] | None = None
 
@@ -95,7 +96,7 @@ class Problem:
         *,
         target: Callable[[Theta], Any] | None = None,
         names: tuple[str, ...] | None = None,
-        exchangeable: bool = False,
+        exchangeable: bool | None = None,
         crb: Callable[[Theta], Any] | None = None,
     ) -> "Problem":
         """A problem whose simulator and log-likelihood are one numpyro distribution.

@@ -4,6 +4,8 @@ Sufficient statistics of common models are sums, extremes, and powers and logari
 a choice of them, a small network has little left to learn.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 import equinox as eqx
@@ -23,6 +25,7 @@ Kind = Literal["scalars", "vectors", "flat"]
 LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
 LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
 LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
+LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
 LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
 RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
 
@@ -107,11 +110,58 @@ class Statistics(eqx.Module):
         return RELATIVE_FLOOR / self.scale.matrix
 
 
-def choose_statistics(x: Measurement, *, exchangeable: bool) -> Statistics:
-    """The statistics for measurements like these, with a leading axis."""
-    rows = jax.vmap(stack_elements if exchangeable else flatten)(x)
+@register
+class Parts(eqx.Module):
+    """Statistics of a measurement of several parts, such as two samples."""
+
+    parts: tuple[Statistics, ...]
+    leaves: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    """Which arrays of the measurement belong to each part."""
+
+    def inputs(self, x: Measurement) -> Float[Array, " p"]:
+        """What the network sees, part by part."""
+        return jnp.concatenate([s.inputs(part) for s, part in self._split(x)])
+
+    def natural(self, x: Measurement) -> Float[Array, " p"]:
+        """Statistics in natural units of each part, and their products between sets."""
+        found = [(s.kind, s.natural(part)) for s, part in self._split(x)]
+        scalars = [values for kind, values in found if kind == "scalars"]
+        pairs = itertools.combinations(scalars[:LARGEST_PARTS], 2)
+        products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
+        return jnp.concatenate([values for _, values in found] + products)
+
+    def _split(self, x: Measurement) -> list[tuple[Statistics, list[Array]]]:
+        arrays = jax.tree.leaves(x)
+        return [
+            (s, [arrays[i] for i in group])
+            for s, group in zip(self.parts, self.leaves, strict=True)
+        ]
+
+
+def choose_statistics(
+    x: Measurement, *, sets: Sequence[tuple[int, ...]] = ()
+) -> Statistics | Parts:
+    """The statistics for measurements like these, with a leading axis.
+
+    Args:
+        x: measurements.
+        sets: which arrays of x, by their numbers, are sets, together or alone; the others have an
+            order.
+    """
+    arrays = jax.tree.leaves(x)
+    ordered = tuple(i for i in range(len(arrays)) if not any(i in group for group in sets))
+    groups = [*sets, ordered] if ordered else [*sets]
+    parts = [
+        _statistics_of_part([arrays[i] for i in group], is_set=group is not ordered)
+        for group in groups
+    ]
+    return parts[0] if len(parts) == 1 else Parts(tuple(parts), tuple(groups))
+
+
+def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
+    rows = jax.vmap(stack_elements if is_set else flatten)(x)
     kind: Kind = "flat"
-    if exchangeable:
+    if is_set:
         kind = "scalars" if rows.shape[-1] == 1 else "vectors"
     values = np.asarray(rows, np.float64)
     whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(x))
@@ -130,7 +180,8 @@ def flatten(x: Measurement) -> Float[Array, " p"]:
 @register
 def stack_elements(x: Measurement) -> Float[Array, "n p"]:
     """The elements of one exchangeable measurement as rows."""
-    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in _real_leaves(x)]
+    leaves = [jnp.atleast_1d(leaf) for leaf in _real_leaves(x)]
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
     return jnp.concatenate(leaves, axis=1)
 
 

@@ -21,9 +21,10 @@ from jaxtyping import Array, Float
 
 from ._jit import jit
 from ._look import POINTS, STEP, Line, Look, distance_along
+from ._order import describe_sets, sets_in
 from ._problem import NONFINITE_LIMIT, Draw, Problem, finite_units, key_for, pilot_draw
 from ._smooth import smooth
-from ._statistics import Statistics, choose_statistics
+from ._statistics import Parts, Statistics, choose_statistics
 from ._theta_range import Coordinates, coordinates_of
 from ._types import Key, Theta
 
@@ -68,7 +69,7 @@ class Survey:
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]
     """The coordinates of theta; empty if the prior was left as it is."""
-    statistics: Statistics
+    statistics: Statistics | Parts
     """What the default network sees of a measurement."""
     pilot: Draw
     """Some draws from the prior of the problem."""
@@ -101,12 +102,11 @@ def survey(problem: Problem, *, key: Key) -> Survey:
     """
     keys = jr.split(key_for("survey", key), 6)
     pilot = pilot_draw(problem, keys[0], PILOT, 4)
-    statistics = choose_statistics(
-        jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), exchangeable=problem.exchangeable
-    )
+    sets, about_sets = _sets(problem, pilot)
+    statistics = choose_statistics(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets)
     found = coordinates_of(problem, keys[1])
     if isinstance(found, str):
-        return _of_unknown_coordinates(problem, pilot, statistics, found)
+        return _of_unknown_coordinates(problem, pilot, statistics, found + about_sets)
     look = Look(problem, found, statistics, keys[2])
     inside = look.inside()
     below, above = look.outside(inside)
@@ -124,8 +124,17 @@ def survey(problem: Problem, *, key: Key) -> Survey:
         )
         for k, (name, width) in enumerate(zip(found.names, widths.tolist(), strict=True))
     )
-    note = "drawn evenly in standard deviations, fewer towards the ends"
+    note = f"drawn evenly in standard deviations, fewer towards the ends{about_sets}"
     return Survey(prior, log_sd, ranges, statistics, pilot, note)
+
+
+def _sets(problem: Problem, pilot: Draw) -> tuple[list[tuple[int, ...]], str]:
+    """Arrays of x that are sets of draws, as the problem says or simulations show."""
+    if problem.exchangeable is None:
+        found = sets_in(pilot)
+        return found, f"; {describe_sets(pilot.x, found)}" if found else ""
+    count = len(jax.tree.leaves(pilot.x))
+    return [tuple(range(count))] if problem.exchangeable else [], ""
 
 
 def _tables(
@@ -210,7 +219,7 @@ def _expected_error(
 
 
 def _of_unknown_coordinates(
-    problem: Problem, pilot: Draw, statistics: Statistics, reason: str
+    problem: Problem, pilot: Draw, statistics: Statistics | Parts, reason: str
 ) -> Survey:
     """Leave the prior alone; the size of errors is that of a least-squares fit, smooth in y."""
     seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)

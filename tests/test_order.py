@@ -1,0 +1,142 @@
+"""Which measurements are seen as sets when nobody says so."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import mvue
+from mvue._baseline import fit_baseline
+from mvue._order import sets_in
+from mvue._problem import pilot_draw
+from mvue._statistics import Parts, choose_statistics
+from mvue._survey import _sets
+
+SIZE = dist.Uniform(0.5, 2.0)
+SIGNED = dist.Uniform(-0.8, 0.8)
+
+
+def autoregressive(key, theta):
+    step = lambda before, noise: (theta * before + noise,) * 2  # noqa: E731
+    return jax.lax.scan(step, 0.0, jr.normal(key, (20,)))[1]
+
+
+def changing_variance(key, theta):
+    step = lambda before, noise: (noise * jnp.sqrt(1 + theta * before**2),) * 2  # noqa: E731
+    return jax.lax.scan(step, 0.0, jr.normal(key, (30,)))[1]
+
+
+def tone(key, theta):
+    phase = 2 * jnp.pi * jr.uniform(jr.fold_in(key, 1))
+    return jnp.cos(theta * jnp.arange(30) + phase) + jr.normal(key, (30,))
+
+
+def correlated(key, theta):
+    a, b = jr.normal(key, (2, 15))
+    return {"a": a, "b": theta * a + jnp.sqrt(1 - theta**2) * b}
+
+
+def two_samples(key, theta):
+    one, other = jr.split(key)
+    return {"a": theta * jr.normal(one, (8,)), "b": jr.exponential(other, (12,))}
+
+
+def set_and_series(key, theta):
+    one, other = jr.split(key)
+    return {
+        "a": theta * jr.normal(one, (8,)),
+        "b": theta * jnp.arange(5.0) + jr.normal(other, (5,)),
+    }
+
+
+SETS = {
+    "normal": (SIZE, lambda k, t: t * jr.normal(k, (8,))),
+    "counts": (SIZE, lambda k, t: jr.poisson(k, t, (10,))),
+    "heavy tails": (SIZE, lambda k, t: t + jr.cauchy(k, (12,))),
+    "a shared level": (SIZE, lambda k, t: 5 * jr.normal(jr.fold_in(k, 1)) + t * jr.normal(k, (9,))),
+    "vectors": (SIGNED, lambda k, t: jnp.stack(list(correlated(k, t).values()), 1)),
+    "complex": (SIZE, lambda k, t: t * jr.normal(k, (6,), complex)),
+    "many": (SIZE, lambda k, t: t * jr.exponential(k, (300,))),
+    "one number": (SIZE, lambda k, t: t * jr.normal(k)),
+}
+SERIES = {
+    "a weak slope": (SIGNED, lambda k, t: 0.3 * t * jnp.linspace(-1, 1, 20) + jr.normal(k, (20,))),
+    "autoregressive": (SIGNED, autoregressive),
+    "changing variance": (dist.Uniform(0.1, 0.9), changing_variance),
+    "tone of unknown phase": (dist.Uniform(0.3, 2.8), tone),
+    "a jump": (dist.Uniform(2.0, 28.0), lambda k, t: (jnp.arange(30) > t) + jr.normal(k, (30,))),
+    "a count and a duration": (SIZE, lambda k, t: jnp.stack([jr.exponential(k) / t, t + 1.0])),
+}
+
+
+def found(prior, simulate, key):
+    return sets_in(pilot_draw(mvue.Problem(prior, simulate), key, 1024, 4))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets_are_recognised(name, swept_key):
+    assert found(*SETS[name], swept_key) == [(0,)]
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_series_are_not_taken_for_sets(name, swept_key):
+    assert found(*SERIES[name], swept_key) == []
+
+
+@pytest.mark.parametrize(
+    ("prior", "simulate", "groups"),
+    [
+        (SIGNED, correlated, [(0, 1)]),
+        (SIZE, two_samples, [(0,), (1,)]),
+        (SIZE, set_and_series, [(0,)]),
+    ],
+)
+def test_arrays_that_belong_together(prior, simulate, groups, swept_key):
+    assert found(prior, simulate, swept_key) == groups
+
+
+@pytest.mark.parametrize(("given", "groups"), [(None, [(0,)]), (True, [(0,)]), (False, [])])
+def test_what_the_problem_says_counts(given, groups, key):
+    problem = mvue.Problem(SIZE, lambda k, t: t * jr.normal(k, (8,)), exchangeable=given)
+    assert _sets(problem, pilot_draw(problem, key, 1024, 4))[0] == groups
+
+
+def test_statistics_of_parts_are_those_of_each(key):
+    x = jax.vmap(two_samples, (0, None))(jr.split(key, 50), 1.5)
+    statistics = choose_statistics(x, sets=[(0,), (1,)])
+    assert isinstance(statistics, Parts)
+    one = jax.tree.map(lambda leaf: leaf[0], x)
+    alone = [choose_statistics(x[name], sets=[(0,)]) for name in ("a", "b")]
+    inputs = [s.inputs(one[name]) for s, name in zip(alone, "ab", strict=True)]
+    np.testing.assert_array_equal(statistics.inputs(one), jnp.concatenate(inputs))
+    natural = statistics.natural(one)
+    product = jnp.mean(one["a"]) * jnp.mean(one["b"])
+    assert jnp.isclose(natural, product, rtol=1e-4).any()
+    shuffled = {"a": one["a"][::-1], "b": jnp.roll(one["b"], 3)}
+    np.testing.assert_allclose(statistics.inputs(shuffled), statistics.inputs(one), rtol=1e-4)
+
+
+def test_an_estimator_of_two_samples_is_trained_and_saved(key, tmp_path):
+    fit = mvue.fit(mvue.Problem(SIZE, two_samples), key=key, steps=20, progress=False)
+    assert "x['a']; x['b'] seen as sets" in str(fit)
+    mvue.save(fit, tmp_path / "two.mvue")
+    x = jax.vmap(two_samples, (0, None))(jr.split(key, 5), 1.0)
+    loaded = mvue.load(tmp_path / "two.mvue").estimator
+    np.testing.assert_allclose(jax.vmap(loaded)(x), jax.vmap(fit.estimator)(x), rtol=1e-5)
+
+
+def test_statistics_without_a_scale_are_left_out(key):
+    """The mean of Pareto data with tail index below two; its logarithms are tame."""
+    problem = mvue.Problem(
+        dist.Uniform(0.4, 5.0), lambda k, t: jnp.exp(jr.exponential(k, (8,)) / t), exchangeable=True
+    )
+    seen = mvue.survey(problem, key=key)
+    plug_in, baseline = fit_baseline(problem, seen, key=key)
+    assert baseline is not None
+    x = jnp.exp(jr.exponential(key, (8,))).at[0].set(1e12)
+    far_out = plug_in.inputs(seen.statistics.inputs(x))
+    assert jnp.abs(far_out).max() < 40
+    natural = baseline.natural(seen.statistics.natural(x))
+    assert jnp.abs(natural).max() < 1e3
