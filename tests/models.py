@@ -114,7 +114,7 @@ def _default():
     one = lambda *shape: jr.normal(jr.key(sum(shape)), shape)  # noqa: E731
     table = jnp.linspace(0.0, 1.0, 5)[None]
     plug_in = PlugIn(
-        inputs=Affine(jnp.zeros(size), jnp.ones(size)),
+        scaling=Affine(jnp.zeros(size), jnp.ones(size)),
         hidden=one(size, 7),
         offsets=one(7),
         readout=one(size + 8, 1),
