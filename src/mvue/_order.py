@@ -15,11 +15,12 @@ from jax.flatten_util import ravel_pytree
 from ._problem import Draw
 from ._types import Measurement
 
-LARGEST_SET = 1024  # elements of sets that are looked at
+LARGEST_SET = 1024  # numbers of sets that are looked at
 LARGEST_ELEMENT = 4  # numbers of one element
 UNKNOWNS = 4  # coordinates of theta with which differences may change
 COMPANIONS = 64  # other numbers of the measurement with which elements may go together
-OPERATIONS = 2**30  # of one matrix product
+OPERATIONS = 2**32  # of all products of pairs
+FEWEST_DRAWS = 512
 TAIL = 20.0  # minus the logarithm of the probability of an error
 
 
@@ -28,23 +29,26 @@ def sets_in(draw: Draw) -> list[tuple[int, ...]]:
 
     Leaves that are not mentioned have an order. A measurement of one number is a set of one.
     """
-    leaves = [_rows(leaf) for leaf in jax.tree.leaves(draw.x)]
-    if len(leaves) == 1 and leaves[0].shape[1:] == (1, 1):
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
+    if len(leaves) == 1 and leaves[0][0, 0].size == 1:
         return [(0,)]
     theta = np.asarray(jax.vmap(lambda t: ravel_pytree(t)[0])(draw.theta), np.float64)
-    replicates = len(leaves[0]) // len(theta)
-    theta = _ranks(np.repeat(theta[:, :UNKNOWNS], replicates, axis=0))
+    theta = _ranks(np.repeat(theta[:, :UNKNOWNS], leaves[0].shape[1], axis=0))
 
     def is_set(group: tuple[int, ...]) -> bool:
-        rows = np.concatenate([leaves[i] for i in group], axis=2)
-        others = [leaf.reshape(len(leaf), -1) for i, leaf in enumerate(leaves) if i not in group]
+        size = sum(leaves[i][0, 0].size * (1 + np.iscomplexobj(leaves[i])) for i in group)
+        n = _length(leaves[group[0]])
+        if n < 2 or size > min(LARGEST_SET, n * LARGEST_ELEMENT):
+            return False
+        rows = np.concatenate([_numbers(leaves[i]).reshape(len(theta), n, -1) for i in group], 2)
+        others = [_numbers(leaf, COMPANIONS) for i, leaf in enumerate(leaves) if i not in group]
         beside = np.concatenate([*others, np.zeros((len(rows), 0))], axis=1)[:, :COMPANIONS]
         return _order_is_noise(rows, theta, _ranks(beside))
 
     alone = [(i,) for i in range(len(leaves)) if is_set((i,))]
     left = [i for i in range(len(leaves)) if (i,) not in alone]
-    lengths = {leaves[i].shape[1] for i in left}
-    same = [tuple(i for i in left if leaves[i].shape[1] == n) for n in sorted(lengths)]
+    lengths = sorted({_length(leaves[i]) for i in left})
+    same = [tuple(i for i in left if _length(leaves[i]) == n) for n in lengths]
     return alone + [group for group in same if len(group) > 1 and is_set(group)]
 
 
@@ -59,14 +63,12 @@ def describe_sets(x: Measurement, sets: list[tuple[int, ...]]) -> str:
 def _order_is_noise(rows: np.ndarray, theta: np.ndarray, beside: np.ndarray) -> bool:
     """Whether no order is to be seen in rows (R, n, q)."""
     n, q = rows.shape[1:]
-    if not (2 <= n <= LARGEST_SET and q <= LARGEST_ELEMENT):
-        return False
-    few = min(len(rows), max(512, OPERATIONS // n**2))
+    few = max(FEWEST_DRAWS, OPERATIONS // (2 * n * q) ** 2)
     rows, theta, beside = rows[:few], theta[:few], beside[:few]
     place = _ranks_within(rows)
     outwards = np.abs(place) - np.mean(np.abs(place), axis=1, keepdims=True)
     seen = [part[:, :, j] for part in (place, outwards) for j in range(q)]
-    one = np.ones((few, 1))
+    one = np.ones((len(rows), 1))
     beside = np.concatenate([beside, 1.5 * beside**2 - 0.5], axis=1)
     together = [beside * t[:, None] for t in theta.T]
     changing = np.concatenate([one, theta, 1.5 * theta**2 - 0.5, beside, *together], axis=1)
@@ -112,13 +114,17 @@ def _too_large(scores: np.ndarray | float, count: int, inflation: float = 1.0) -
     return bool(np.any(scores > count + chance))
 
 
-def _rows(leaf: jax.Array) -> np.ndarray:
-    """Elements of a leaf (N, M, n, ...), complex numbers as two, (N M, n, q)."""
-    values = np.asarray(leaf)
+def _length(leaf: np.ndarray) -> int:
+    """The number of elements of an array (N, M, n, ...)."""
+    return leaf.shape[2] if leaf.ndim > 2 else 1
+
+
+def _numbers(leaf: np.ndarray, most: int | None = None) -> np.ndarray:
+    """At most so many numbers of each measurement, (N M, size), complex ones as two."""
+    values = leaf.reshape(leaf.shape[0] * leaf.shape[1], -1)[:, :most]
     if np.iscomplexobj(values):
         values = np.stack([np.real(values), np.imag(values)], axis=-1)
-    n = leaf.shape[2] if leaf.ndim > 2 else 1
-    return values.astype(np.float64).reshape(leaf.shape[0] * leaf.shape[1], n, -1)
+    return values.reshape(len(values), -1).astype(np.float64)
 
 
 def _ranks_within(rows: np.ndarray) -> np.ndarray:
