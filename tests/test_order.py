@@ -118,15 +118,6 @@ def test_statistics_of_parts_are_those_of_each(key):
     np.testing.assert_allclose(statistics.inputs(shuffled), statistics.inputs(one), rtol=1e-4)
 
 
-def test_an_estimator_of_two_samples_is_trained_and_saved(key, tmp_path):
-    fit = mvue.fit(mvue.Problem(SIZE, two_samples), key=key, steps=20, progress=False)
-    assert "x['a']; x['b'] seen as sets" in str(fit)
-    mvue.save(fit, tmp_path / "two.mvue")
-    x = jax.vmap(two_samples, (0, None))(jr.split(key, 5), 1.0)
-    loaded = mvue.load(tmp_path / "two.mvue").estimator
-    np.testing.assert_allclose(jax.vmap(loaded)(x), jax.vmap(fit.estimator)(x), rtol=1e-5)
-
-
 def test_statistics_without_a_scale_are_left_out(key):
     """The mean of Pareto data with tail index below two; its logarithms are tame."""
     problem = mvue.Problem(
