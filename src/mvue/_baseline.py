@@ -34,6 +34,7 @@ TABLE = 65
 RIDGE = 1e-4
 LINEAR_RIDGE = 1e-5
 LARGEST_INPUT = 5.0  # standard deviations up to which inputs are as they are
+FARTHEST = 1e12  # beyond these; larger numbers may be infinite
 FEWEST_DRAWS = 8  # that may carry the fourth moment of a statistic
 
 
@@ -66,9 +67,10 @@ class PlugIn(Frozen):
 
     def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
         """Standardised statistics, for networks: what is far out is brought closer."""
-        standard = self.scaling(statistics)
-        beyond = jnp.maximum(jnp.abs(standard) - LARGEST_INPUT, 0.0)
-        return standard + jnp.sign(standard) * (jnp.log1p(beyond) - beyond)
+        standard = _scaled(self.scaling, statistics)
+        size = jnp.abs(standard)
+        beyond = jnp.clip(size - LARGEST_INPUT, 0.0, FARTHEST)
+        return jnp.sign(standard) * (jnp.minimum(size, LARGEST_INPUT) + jnp.log1p(beyond))
 
     def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
         """Standardised statistics, random features of them, and a constant."""
@@ -100,7 +102,7 @@ class Baseline(Frozen):
     def rows(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
         """What the estimate is a linear function of, for each component, (d, q)."""
         corrections = jnp.exp(log_sd)[:, None] * jnp.append(inputs, 1.0)[None, :]
-        shared = jnp.append(self.natural(natural), 1.0)
+        shared = jnp.append(_scaled(self.natural, natural), 1.0)
         shared = jnp.broadcast_to(shared, (plug_in.shape[0], shared.shape[0]))
         return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
 
@@ -255,6 +257,11 @@ def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
     above = (table[-1] - table[-2]) / (scale[-1] - scale[-2])
     inner = jnp.interp(at, scale, table)
     return inner + jnp.minimum(at - scale[0], 0) * below + jnp.maximum(at - scale[-1], 0) * above
+
+
+def _scaled(scaling: Affine, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
+    """Standardised statistics; zero for those that are left out, even where they are infinite."""
+    return jnp.where(scaling.matrix == 0, 0.0, scaling(statistics))
 
 
 def _scaling(statistics: np.ndarray) -> Affine:
