@@ -11,6 +11,9 @@ import pytest
 
 import mvue
 from mvue._anchor import Control
+from mvue._networks import Given, Staged, WithBaseline
+from mvue._program import Program
+from mvue._simulations import Simulations
 from mvue._theta_features import MOST, ThetaFeatures
 from plain import plain_fit
 
@@ -204,3 +207,32 @@ def test_a_biased_baseline_is_reported(key):
 def test_a_baseline_of_another_shape(key):
     with pytest.raises(ValueError, match=r"baseline must return"):
         plain_fit(shrinking_problem(), baseline=lambda x: x[:2], key=key, steps=5)
+
+
+@pytest.mark.parametrize("on_baseline", [False, True])
+def test_what_is_not_trained_is_computed_once_a_step(on_baseline, key):
+    """One first stage serves the estimator in training and its anchor."""
+    calls = []
+
+    class Scaled(Staged):
+        factor: jax.Array
+
+        def prepare(self, x):
+            calls.append(x)
+            return jnp.mean(x)
+
+        def finish(self, prepared):
+            return self.factor * prepared
+
+    problem, network = shrinking_problem(), Scaled(jnp.ones(1))
+    if on_baseline:
+        network = WithBaseline(Given(lambda x: x[0]), network)
+    control = Control(ThetaFeatures(problem, key), lambda draw: jnp.ones(draw.y.shape))
+    loss = mvue.bce(10.0, weight=None)
+    program = Program(Simulations(problem, 4, 3), network, loss, 10, 1e-2, "last", control)
+    constants = program.arrays.constants
+    jax.make_jaxpr(lambda state: program.step(state, key, constants, ()))(program.initial_state())
+    assert len(calls) == 1
+    x = jr.normal(key, (N,))
+    expected = jnp.mean(x) + (x[0] if on_baseline else 0.0)
+    np.testing.assert_allclose(network(x), expected[None], rtol=1e-6)

@@ -5,15 +5,16 @@ No network here bounds its output: the unbiased estimator of a positive number m
 negative now and then.
 """
 
+import abc
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ._baseline import Baseline, PlugIn, fit_baseline
 from ._frozen import Affine, Frozen
@@ -127,20 +128,73 @@ class Given(Frozen):
         return jnp.reshape(self.estimator(x), (-1,))
 
 
+class Staged(eqx.Module):
+    """A network whose first stage is not trained.
+
+    What the first stage makes of a measurement serves every state of the weights.
+    """
+
+    @abc.abstractmethod
+    def prepare(self, x: Measurement) -> PyTree:
+        """The first stage, without anything that is trained."""
+
+    @abc.abstractmethod
+    def finish(self, prepared: PyTree) -> Float[Array, " d"]:
+        """The estimate from what the first stage made."""
+
+    def __call__(self, x: Measurement) -> Float[Array, " d"]:
+        """The estimate from one measurement."""
+        return self.finish(self.prepare(x))
+
+
+def prepare(network: Estimator, x: Measurement) -> PyTree:
+    """The first stage of any network: nothing is done, if it has none."""
+    return network.prepare(x) if isinstance(network, Staged) else x
+
+
+def finish(network: Estimator, prepared: PyTree) -> Float[Array, " d"]:
+    """All but the first stage of a network."""
+    whole = network.finish if isinstance(network, Staged) else network
+    return jnp.reshape(whole(prepared), (-1,))
+
+
+class OnBaseline(NamedTuple):
+    """What the first stage of `WithBaseline` makes."""
+
+    baseline: Float[Array, " d"]
+    network: PyTree
+
+
 @register
-class WithBaseline(eqx.Module):
+class WithBaseline(Staged):
     """The sum of an estimator that is known to be unbiased and of a network that corrects it."""
 
     baseline: Given
     network: Estimator
 
-    def __call__(self, x: Measurement) -> Float[Array, " d"]:
-        """The estimate from one measurement."""
-        return self.baseline(x) + jnp.reshape(self.network(x), (-1,))
+    def prepare(self, x: Measurement) -> OnBaseline:
+        """The estimate of the baseline, and the first stage of the network."""
+        return OnBaseline(self.baseline(x), prepare(self.network, x))
+
+    def finish(self, prepared: OnBaseline) -> Float[Array, " d"]:
+        """The sum."""
+        return prepared.baseline + finish(self.network, prepared.network)
+
+
+class ToCorrect(NamedTuple):
+    """What the first stage of `Corrected` makes: what the network sees, and what it corrects."""
+
+    inputs: Float[Array, " p"]
+    elements: Float[Array, "n q"] | None
+    """Of a set of vectors."""
+    estimate: Float[Array, " d"]
+    """Of the baseline; zero without one."""
+    sd: Float[Array, " d"]
+    """The error to expect, which is the unit of the correction."""
 
 
 @register
-class Corrected(eqx.Module):
+class Corrected(Staged):
     """A baseline in closed form and a network that corrects it, in units of the expected error.
 
     The network sees the statistics of the baseline and, for sets of vectors, averages over the
@@ -153,19 +207,25 @@ class Corrected(eqx.Module):
     inner: eqx.nn.MLP | None
     network: eqx.nn.MLP
 
-    def __call__(self, x: Measurement) -> Float[Array, " d"]:
-        """The estimate from one measurement."""
+    def prepare(self, x: Measurement) -> ToCorrect:
+        """Statistics and the estimate in closed form."""
         statistics = self.statistics.inputs(x)
         first, log_sd, places = self.plug_in(statistics)
         inputs = self.plug_in.inputs(statistics)
-        parts = [inputs, places]
+        estimate, elements = jnp.zeros_like(first), None
+        if self.baseline is not None:
+            estimate = self.baseline(first, log_sd, inputs, self.statistics.natural(x))
         if self.inner is not None and isinstance(self.statistics, Statistics):
-            parts.append(jnp.mean(jax.vmap(self.inner)(self.statistics.elements(x)), axis=0))
-        correction = jnp.exp(log_sd) * self.network(jnp.concatenate(parts))
-        if self.baseline is None:
-            return correction
-        baseline = self.baseline(first, log_sd, inputs, self.statistics.natural(x))
-        return baseline + correction
+            elements = self.statistics.elements(x)
+        return ToCorrect(jnp.concatenate([inputs, places]), elements, estimate, jnp.exp(log_sd))
+
+    def finish(self, prepared: ToCorrect) -> Float[Array, " d"]:
+        """The corrected estimate."""
+        inputs = prepared.inputs
+        if self.inner is not None and prepared.elements is not None:
+            averages = jnp.mean(jax.vmap(self.inner)(prepared.elements), axis=0)
+            inputs = jnp.concatenate([inputs, averages])
+        return prepared.estimate + prepared.sd * self.network(inputs)
 
 
 def default_network(

@@ -20,7 +20,7 @@ from ._anchor import Anchor, BiasSums, Control
 from ._devices import mapped
 from ._frozen import trainable
 from ._losses import unit_squared_bias
-from ._networks import WithBaseline
+from ._networks import OnBaseline, finish, prepare
 from ._problem import Draw
 from ._simulations import Simulations
 from ._types import Estimator, Key
@@ -156,32 +156,27 @@ class Program:
         return eqx.combine(*arrays, self.static)
 
     def estimate(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"]:
-        return self._map(self.estimator, arrays, x)
+        return self.finish(arrays, self.prepare(arrays, x))
 
-    def baseline(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"] | None:
-        """Estimates that are known to be unbiased, if the network is built on such."""
-        if not isinstance(self.estimator(arrays), WithBaseline):
-            return None
+    def prepare(self, arrays: Arrays, x: PyTree) -> PyTree:
+        """What the network makes of a batch before anything that is trained, (N, M, ...)."""
+        return self._map(prepare, arrays, x)
 
-        def baseline(arrays: Arrays) -> Estimator:
-            estimator = self.estimator(arrays)
-            assert isinstance(estimator, WithBaseline)
-            return estimator.baseline
+    def finish(self, arrays: Arrays, prepared: PyTree) -> Float[Array, "n m d"]:
+        """The estimates from a prepared batch."""
+        return self._map(finish, arrays, prepared)
 
-        return self._map(baseline, arrays, x)
+    def _map(self, stage: Callable[[Any, PyTree], PyTree], arrays: Arrays, batch: PyTree) -> PyTree:
+        """A stage of the network, applied to all of a batch (N, M, ...)."""
 
-    def _map(
-        self, estimator: Callable[[Arrays], Any], arrays: Arrays, x: PyTree
-    ) -> Float[Array, "n m d"]:
-        """The estimator that some arrays make, applied to a batch."""
+        def apply(arrays: Arrays, flat: PyTree) -> PyTree:
+            network = self.estimator(arrays)
+            return jax.vmap(lambda one: stage(network, one))(flat)
 
-        def estimate(arrays: Arrays, x: PyTree) -> Array:
-            one = estimator(arrays)
-            return jax.vmap(lambda measurement: jnp.reshape(one(measurement), (-1,)))(x)
-
-        n, m = jax.tree.leaves(x)[0].shape[:2]
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
-        return mapped(estimate, self.source.mesh, arrays, flat).reshape(n, m, -1)
+        n, m = jax.tree.leaves(batch)[0].shape[:2]
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        made = mapped(apply, self.source.mesh, arrays, flat)
+        return jax.tree.map(lambda leaf: leaf.reshape(n, m, *leaf.shape[1:]), made)
 
     def on_one_device(self) -> "Program":
         """The same, not divided."""
@@ -190,19 +185,20 @@ class Program:
         program.source.mesh = None
         return program
 
-    def noise(self, anchor: Anchor | None, draw: Draw, constants: PyTree) -> Array | None:
+    def noise(
+        self, anchor: Anchor | None, draw: Draw, prepared: PyTree, constants: PyTree
+    ) -> Array | None:
         """Noise of the estimates that is known; None if none is."""
         if self.control is None or anchor is None:
             return None
-        arrays = Arrays(anchor.params, constants)
-        estimates, baseline = self.estimate(arrays, draw.x), self.baseline(arrays, draw.x)
-        return self.control.noise(anchor, estimates, draw, baseline)
+        estimates = self.finish(Arrays(anchor.params, constants), prepared)
+        return self.control.noise(anchor, estimates, draw, _baseline(prepared))
 
     def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
         """Squared bias of the baseline over its variance, (d,), with standard errors."""
         assert isinstance(self.source, Simulations)
         draw, _ = self.source.draw_units(key, BASELINE_UNITS)
-        baseline = self.baseline(arrays, draw.x)
+        baseline = _baseline(self.prepare(arrays, draw.x))
         assert baseline is not None
         errors = baseline - draw.y[:, None, :]
         variance = jnp.var(errors, axis=1, ddof=1).mean(axis=0)
@@ -216,9 +212,10 @@ class Program:
 
         def batch(i: Array) -> BiasSums:
             draw, _ = self.source.draw(jr.fold_in(key, i), pool)
-            baseline = self.baseline(arrays, draw.x)
+            prepared = self.prepare(arrays, draw.x)
+            baseline = _baseline(prepared)
             reference = draw.y[:, None, :] if baseline is None else baseline
-            return control.sums(self.estimate(arrays, draw.x) - reference, draw)
+            return control.sums(self.finish(arrays, prepared) - reference, draw)
 
         def add(i: Array, sums: BiasSums) -> BiasSums:
             return jax.tree.map(jnp.add, sums, batch(i))
@@ -244,10 +241,11 @@ class Program:
     def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
         draw, bad = self.source.draw(key, pool)
         progress = state.step / self.steps
-        noise = self.noise(state.anchor, draw, constants)
+        prepared = self.prepare(Arrays(state.params, constants), draw.x)
+        noise = self.noise(state.anchor, draw, prepared, constants)
 
         def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
-            estimates = self.estimate(Arrays(params, constants), draw.x)
+            estimates = self.finish(Arrays(params, constants), prepared)
             known = {}
             if noise is not None and self.control is not None:
                 known["noise"] = self.control.matched(noise, estimates, draw)
@@ -298,6 +296,11 @@ def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
     warmup = max(1, steps // 100)
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
+
+
+def _baseline(prepared: PyTree) -> Float[Array, "n m d"] | None:
+    """Estimates that are known to be unbiased, if the network is built on such."""
+    return prepared.baseline if isinstance(prepared, OnBaseline) else None
 
 
 def _all_finite(tree: PyTree) -> Array:
