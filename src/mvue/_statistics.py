@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from ._frozen import Affine
 from ._registry import register
-from ._small_matrices import cholesky
+from ._small_matrices import cholesky, invert
 from ._sorting import sort
 from ._types import Measurement
 
@@ -25,6 +25,7 @@ Kind = Literal["scalars", "vectors", "flat"]
 LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
 LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
 LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
+LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
 LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
 LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
 RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
@@ -58,9 +59,7 @@ class Statistics(eqx.Module):
             return jnp.concatenate([values, _products(values)])
         rows = stack_elements(x)
         if self.kind == "vectors":
-            mean, second = jnp.mean(rows, axis=0), _upper(rows.T @ rows / rows.shape[0])
-            quartic = [_products(second)] if rows.shape[1] <= LARGEST_QUARTIC else []
-            return jnp.concatenate([mean, second, *quartic])
+            return _natural_of_vectors(rows)
         values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
@@ -102,7 +101,7 @@ class Statistics(eqx.Module):
 
     def _compress(self, values: Array) -> Array:
         if self.positive:
-            return jnp.log(values + RELATIVE_FLOOR * self._floor)
+            return jnp.log(jnp.maximum(values, 0.0) + RELATIVE_FLOOR * self._floor)
         return jnp.arcsinh(self.scale(values))
 
     @property
@@ -210,17 +209,48 @@ def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
 
 def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     """Means and second moments, and these as scales, correlations and regressions."""
+    mean, parts = jnp.mean(rows, axis=0), []
+    for moments, freedom in _second_moments(rows):
+        p = moments.shape[0]
+        scales = _root(jnp.diagonal(moments)) + jnp.finfo(rows.dtype).tiny
+        correlations = moments / scales[:, None] / scales[None, :]
+        parts += [_upper(moments), jnp.log(scales), _upper(correlations, 1)]
+        if freedom > p:
+            factor = cholesky(correlations + 1e-6 * jnp.eye(p))
+            diagonal = jnp.diagonal(factor)
+            regressions = factor / diagonal[None, :]
+            parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
+    return jnp.concatenate([mean, *parts])
+
+
+def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+    """Moments, their products and inverses, and the slope of each component against each other."""
+    p = rows.shape[1]
+    mean, parts = jnp.mean(rows, axis=0), []
+    for moments, freedom in _second_moments(rows):
+        parts.append(_upper(moments))
+        if p <= LARGEST_QUARTIC:
+            parts.append(_products(_upper(moments)))
+        if p <= LARGEST_INVERSE and freedom > p + 3:  # else inverses have no variance
+            scales = _root(jnp.diagonal(moments))
+            correlations = moments / scales[:, None] / scales[None, :]
+            inverse = invert(correlations + 1e-6 * jnp.eye(p))[0]
+            parts.append(_upper(inverse / scales[:, None] / scales[None, :]))
+            slopes = correlations * scales[:, None] / scales[None, :]
+            parts.append(slopes[~np.eye(p, dtype=bool)])
+    if p <= LARGEST_INVERSE:
+        parts.append(_products(mean))
+    return jnp.concatenate([mean, *parts])
+
+
+def _second_moments(rows: Float[Array, "n p"]) -> list[tuple[Float[Array, "p p"], int]]:
+    """About zero and, of few components, about the mean; with their degrees of freedom."""
     n, p = rows.shape
-    second = rows.T @ rows / n
-    scales = _root(jnp.diagonal(second)) + jnp.finfo(rows.dtype).tiny
-    correlations = second / scales[:, None] / scales[None, :]
-    parts = [jnp.mean(rows, axis=0), _upper(second), jnp.log(scales), _upper(correlations, 1)]
-    if n > p:
-        factor = cholesky(correlations + 1e-6 * jnp.eye(p))
-        diagonal = jnp.diagonal(factor)
-        regressions = factor / diagonal[None, :]
-        parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
-    return jnp.concatenate(parts)
+    about_zero = rows.T @ rows / n
+    if n < 2 or p > LARGEST_INVERSE:
+        return [(about_zero, n)]
+    centred = rows - jnp.mean(rows, axis=0, keepdims=True)
+    return [(about_zero, n), (centred.T @ centred / n, n - 1)]
 
 
 def _of_numbers(values: Float[Array, " p"], floor: Array) -> Float[Array, " f"]:
