@@ -40,6 +40,49 @@ def test_expected_error_and_range_of_a_rate(swept_key):
     assert "of interest: 0.5 … 5" in str(seen)
 
 
+def test_range_over_powers_of_ten(swept_key):
+    """Four decades of a uniform prior: as evenly on a logarithmic scale as within one."""
+    problem = mvue.Problem(
+        dist.Uniform(0.01, 100.0), lambda k, t: jr.exponential(k, (N,)) / t, exchangeable=True
+    )
+    seen = mvue.survey(problem, key=swept_key)
+    at = jnp.geomspace(0.01, 100.0, 9)
+    np.testing.assert_allclose(log_sd(seen, at), np.log(at / np.sqrt(N)), atol=0.3)
+    (found,) = seen.ranges
+    assert abs(found.width - (np.log(1e4) * np.sqrt(N) + 5)) < 4
+    assert 0.002 < found.training[0] < 0.007
+    drawn = jax.vmap(seen.training_prior.sample)(jr.split(swept_key, 4_000))
+    assert abs(np.mean(drawn < 1.0) - 0.5) < 0.08
+
+
+def test_many_statistics_do_not_tell_more_than_they_do(swept_key):
+    """152 products of 16 numbers: most of what they seem to tell of an amplitude is chance."""
+    shape = jnp.cos(0.3 * jnp.arange(16.0))
+    problem = mvue.Problem(
+        dist.Uniform(-2.0, 2.0), lambda k, t: t * shape + jr.normal(k, (16,)), exchangeable=False
+    )
+    seen = mvue.survey(problem, key=swept_key)
+    expected = -0.5 * jnp.log(jnp.sum(shape**2))
+    np.testing.assert_allclose(log_sd(seen, jnp.array([-1.5, 0.0, 1.5])), expected, atol=0.2)
+
+
+ZERO = {
+    "location": (0.05, True, lambda k, t: t + jr.normal(k, (N,)), None),
+    "start": (0.0, True, lambda k, t: t + jr.exponential(k, (N,)), None),
+    "either sign": (0.0, False, lambda k, t: jnp.sqrt(1 + t**2) * jr.normal(k, (N,)), None),
+    "cut off": (0.05, False, lambda k, t: jnp.maximum(t, 0) + jr.normal(k, (N,)), None),
+    "no target": (0.0, False, lambda k, t: t + jr.normal(k, (N,)), lambda t: jnp.log(t + 1e-3)),
+}
+
+
+@pytest.mark.parametrize("kind", ZERO)
+def test_zero_is_an_end_only_if_the_data_say_so(kind, key):
+    low, passes, simulate, target = ZERO[kind]
+    problem = mvue.Problem(dist.Uniform(low, 3.0), simulate, target=target, exchangeable=True)
+    (found,) = mvue.survey(problem, key=key).ranges
+    assert found.training[0] < -0.1 if passes else found.training[0] >= 0
+
+
 @pytest.mark.parametrize("given", ["likelihood", "simulator"])
 def test_training_stays_where_the_simulator_is_defined(key, given):
     prior = dist.Uniform(0.1, 0.9)
@@ -129,3 +172,26 @@ def test_default_network_sees_the_noise_behind_random_signs(key):
     seen = jax.vmap(statistics.inputs)(x)
     wanted = jnp.log(jnp.std(jnp.abs(x), axis=1))
     assert jnp.isclose(seen, wanted[:, None], rtol=1e-3).all(axis=0).any()
+
+
+def test_statistics_of_vectors_about_zero_and_about_the_mean(key):
+    x = jnp.array([[5.0, -3.0]]) + jr.normal(key, (12, 2)) @ jnp.array([[1.0, 0.7], [0.0, 2.0]])
+    statistics = choose_statistics(x[None], sets=[(0,)])
+    natural, inputs = np.asarray(statistics.natural(x)), np.asarray(statistics.inputs(x))
+    rows = np.asarray(x, np.float64)
+    for centred in (rows, rows - rows.mean(axis=0)):
+        moments = centred.T @ centred / 12
+        inverse = np.linalg.inv(moments)
+        slopes = [moments[0, 1] / moments[1, 1], moments[0, 1] / moments[0, 0]]
+        products = [moments[0, 0] * moments[1, 1], moments[0, 1] ** 2]
+        for wanted in (moments[0, 1], inverse[0, 0], inverse[0, 1], *slopes, *products):
+            assert np.isclose(natural, wanted, rtol=2e-3).any()
+        assert np.isclose(inputs, np.log(moments[0, 0]) / 2, rtol=1e-3).any()
+    assert np.isclose(natural, np.prod(rows.mean(axis=0)), rtol=1e-4).any()
+
+
+def test_statistics_of_positive_data_stay_finite_below_zero(key):
+    x = jr.exponential(key, (64, 8))
+    statistics = choose_statistics(x, sets=[(0,)])
+    assert statistics.positive
+    assert jnp.isfinite(statistics.inputs(x[0] - 1.0)).all()

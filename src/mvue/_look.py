@@ -18,10 +18,15 @@ from ._types import Key
 REACH = 2.5  # standard deviations by which training goes beyond the range of interest
 STEP = 0.5  # standard deviations between looks on the way out
 NODES = 11  # values of each coordinate inside the range of interest
+BETWEEN = 16  # values between two of these for distances
+MOST_LOOKS = 4
+GOES_ON = 1.5  # factor between deviations on both sides of zero and above it; at an end 2 or more
+SAME = 2.0  # factor between deviations that count as the same
 CONTEXTS = 3  # values of the other coordinates for each
 POINTS = 256  # at which the size of errors is measured
 SIMULATIONS = 512  # at each value of theta
 FEWEST_SIMULATIONS = 96
+LEAST_SHOWN = 0.1  # share of the information seen that is not put down to chance
 BUDGET = 2**28  # simulated numbers of a whole survey
 CHUNK = 32  # values of theta in one call
 
@@ -84,9 +89,17 @@ class Look:
         slopes = (mean[1::2] - mean[2::2]) * unit[None, :] / (up - down)[:, None]
         # The floor keeps the noise of nearly redundant statistics out.
         floor = 1e-4 + centred.shape[2] / count
-        solved = jnp.linalg.solve(covariance + floor * jnp.eye(covariance.shape[0]), slopes.T)
+        ridge = covariance + floor * jnp.eye(covariance.shape[0])
+        solved = jnp.linalg.solve(ridge, jnp.concatenate([slopes.T, covariance], axis=1))
+        information = slopes @ solved[:, :p]
+        # Means of so many simulations differ by chance, too: many statistics would seem to tell
+        # more than they do.
+        chance = jnp.trace(solved[:, p:]) * 2 / self.simulations / (up - down) ** 2
+        shown = jnp.diagonal(information)
+        kept = jnp.sqrt(jnp.clip(1 - chance / shown, LEAST_SHOWN, 1.0))
+        information = information * kept[:, None] * kept[None, :]
         noisy = ((jnp.std(centred[0], axis=0) * deviation) > 1e-7 * jnp.abs(mean[0])).any()
-        return slopes @ solved, (share > 1 - 2 * NONFINITE_LIMIT).all() & noisy
+        return information, (share > 1 - 2 * NONFINITE_LIMIT).all() & noisy
 
     def covariance(
         self, theta: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray
@@ -149,12 +162,16 @@ class Look:
         if any(len(line.values) < 2 for line in lines):
             lines = [Line(ends[:, k], np.full(2, self._typical[k])) for k in range(self.p)]
         else:
-            lines = self._again(lines, ends)
+            for _ in range(MOST_LOOKS):
+                before, lines = lines, self._again(lines, ends)
+                if all(_alike(*pair) for pair in zip(before, lines, strict=True)):
+                    break
         self.ends = np.stack([[line.values[i] for line in lines] for i in (0, -1)])
         return lines
 
     def _again(self, lines: list[Line], ends: np.ndarray) -> list[Line]:
         """The same at values spread evenly in standard deviations, with steps of that size."""
+        lines = [refined(line) for line in lines]
         values = np.stack([np.interp(*even(line, self.nodes)) for line in lines])
         local = np.stack(
             [
@@ -176,6 +193,7 @@ class Look:
         p, c = self.p, self.coordinates
         here = self.ends.copy()
         sd = np.stack([[line.sd[i] for line in inside] for i in (0, -1)])
+        positive = c.positive & ~self._passes_zero(sd[0])
         step = np.full((2, p), STEP)
         left = np.full((2, p), REACH)
         found: list[list[list[tuple[float, float]]]] = [[[] for _ in range(p)] for _ in range(2)]
@@ -184,7 +202,7 @@ class Look:
             if (left <= 0).all():
                 break
             relative = np.minimum(step * sd / np.maximum(np.abs(here), 1e-30), 1.0)
-            there = np.where(c.positive, here * np.exp(sign * relative), here + sign * step * sd)
+            there = np.where(positive, here * np.exp(sign * relative), here + sign * step * sd)
             if c.whole:
                 there = np.where(sign < 0, np.floor(there), np.ceil(there))
             values, good, theta = self._along(there.T, (STEP * sd).T, self.ends)
@@ -204,6 +222,38 @@ class Look:
         lines = [[Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
         return lines[0], lines[1]
 
+    def _passes_zero(self, sd: np.ndarray) -> np.ndarray:
+        """Which coordinates, (p,), are not at an end where they reach zero.
+
+        Below zero the data of a location go on changing as they do above. Those of a size that
+        may have either sign change back, and those of what is cut off at zero do not change.
+        """
+        c, p, passes = self.coordinates, self.p, np.zeros(self.p, bool)
+        near = c.positive & (self.ends[0] < REACH * sd)
+        for k in np.flatnonzero(near & (not c.whole)):
+            theta = self.rng.choice(c.draws, self.contexts)
+            theta[:, k] = 0.0
+            reach = np.broadcast_to(self._typical, theta.shape).copy()
+            reach[:, k] = sd[k]
+            across, above = (np.where(np.arange(p) == k, low, self.ends[0]) for low in (-sd[k], 0))
+            both, trusted = self.covariance(theta, reach, across, self.ends[1])
+            upper, trusted_above = self.covariance(theta, reach, above, self.ends[1])
+            theta[:, k] = -sd[k]
+            below = [c.theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
+            passes[k] = (
+                (trusted & trusted_above).all()
+                and np.median(both[:, k, k] / upper[:, k, k]) < GOES_ON**2
+                and all(bool(jnp.isfinite(self.problem.y_of(t)).all()) for t in below)
+                and is_defined(self.problem, below)
+            )
+        return passes
+
+
+def _alike(before: Line, after: Line) -> bool:
+    """Whether a second look found about the same deviations as the first."""
+    guess = np.exp(np.interp(after.values, before.values, np.log(before.sd)))
+    return bool(np.abs(np.log(after.sd / guess)).max() < np.log(SAME))
+
 
 def even(line: Line, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Arguments of np.interp for values at equal distances in standard deviations."""
@@ -215,3 +265,20 @@ def distance_along(line: Line) -> np.ndarray:
     """Length along the axis in standard deviations, from the first value."""
     rate = 1 / line.sd
     return np.concatenate([[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)])
+
+
+def refined(line: Line) -> Line:
+    """The same with values in between, on which the deviation grows by equal factors.
+
+    In between it is taken to be linear, as it is along the axis of a scale: the steps between
+    values may then span powers of ten.
+    """
+    share = np.linspace(0, 1, BETWEEN, endpoint=False)
+    factor = (line.sd[1:] / line.sd[:-1])[:, None]
+    # Equal factors of the deviation are equal steps of the value where the factor is one.
+    grown = np.expm1(share * np.log(factor))
+    near = np.abs(factor - 1) < 1e-6
+    place = np.where(near, share, grown / np.where(near, 1.0, factor - 1))
+    values = line.values[:-1, None] + np.diff(line.values)[:, None] * place
+    sd = line.sd[:-1, None] * (1 + grown)
+    return Line(np.append(values, line.values[-1]), np.append(sd, line.sd[-1]))

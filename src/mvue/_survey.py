@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._jit import jit
-from ._look import POINTS, STEP, Line, Look, distance_along
+from ._look import POINTS, STEP, Line, Look, distance_along, refined
 from ._order import describe_sets, sets_in
 from ._problem import NONFINITE_LIMIT, Draw, Problem, finite_units, key_for, pilot_draw
 from ._smooth import smooth
@@ -93,8 +93,9 @@ def survey(problem: Problem, *, key: Key) -> Survey:
 
     `fit` does this by itself; call it to see or use its decisions elsewhere. The range of interest
     is the support of the prior, or all but its tails. Training goes beyond it, where the simulator
-    is defined: not below zero if the prior is positive; not where the simulator returns non-finite
-    numbers or the same ones always; not where a numpyro likelihood refuses its parameters.
+    is defined: not below zero if the prior is positive, unless the data go on changing there as
+    they do above; not where the simulator returns non-finite numbers or the same ones always; not
+    where a numpyro likelihood refuses its parameters.
 
     Args:
         problem: the problem.
@@ -145,7 +146,7 @@ def _tables(
     Values beyond the range of interest are the less likely the further out.
     """
     tables, widths = [], []
-    for inner, low, high in zip(inside, below, above, strict=True):
+    for inner, low, high in zip(map(refined, inside), below, above, strict=True):
         low_count, high_count = (round(share * len(part.values)) for part in (low, high))
         line = Line(
             *(

@@ -30,7 +30,7 @@ class Coordinates:
     """Lower end of the range of interest, (p,)."""
     high: np.ndarray
     positive: np.ndarray
-    """Whether zero is an end of the axis, (p,): so it is taken to be if `low` is not negative."""
+    """Whether zero may be an end of the axis, (p,): the range that the prior allows is positive."""
     whole: bool
     """Whether only whole numbers make sense."""
     draws: np.ndarray
