@@ -1,9 +1,9 @@
 """The default recipe, `mvue.fit(problem, key=key)`, against exact answers over several seeds.
 
 Problems are named, or `core`, or `others` for those of the catalogue with an exact answer that are
-not in the core, or `plain` for simulators that the catalogue does not have: nothing was adapted to
-them. The table has the worst |bias| in standard deviations of the exact estimator and the smallest
-… largest ratio of the MSEs, over nine values that span the range, for each seed.
+not in the core, or `plain` or `further` for simulators that the catalogue does not have. The table
+has the worst |bias| in standard deviations of the exact estimator and the smallest … largest ratio
+of the MSEs, over values that span the range, for each seed.
 
     python benchmarks/recipe.py others --seeds 0 1 2
 """
@@ -14,6 +14,7 @@ import jax.random as jr
 import numpy as np
 
 import mvue
+from further_problems import FURTHER
 from mvue.experiments._textbook_results import BIAS_BAND, MSE_BAND, Judged
 from mvue.problems import textbook
 from plain_problems import PLAIN
@@ -26,8 +27,10 @@ def named(names):
         return [entry for entry in textbook().values() if entry.mvue and not entry.core]
     if names == ["plain"]:
         return PLAIN
-    plain = {entry.name: entry for entry in PLAIN}
-    entries = [plain[name] if name in plain else textbook(name) for name in names]
+    if names == ["further"]:
+        return FURTHER
+    known = {entry.name: entry for entry in [*PLAIN, *FURTHER]}
+    entries = [known[name] if name in known else textbook(name) for name in names]
     for entry in entries:
         if entry.kind == "control":
             raise SystemExit(f"{entry.name} is a control: nothing unbiased to compare with")
