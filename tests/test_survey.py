@@ -56,7 +56,7 @@ def test_range_over_powers_of_ten(swept_key):
 
 
 def test_many_statistics_do_not_tell_more_than_they_do(swept_key):
-    """152 products of 16 numbers: most of what they seem to tell of an amplitude is chance."""
+    """154 statistics of 16 numbers: a part of what they seem to tell of an amplitude is chance."""
     shape = jnp.cos(0.3 * jnp.arange(16.0))
     problem = mvue.Problem(
         dist.Uniform(-2.0, 2.0), lambda k, t: t * shape + jr.normal(k, (16,)), exchangeable=False
