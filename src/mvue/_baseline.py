@@ -97,14 +97,21 @@ class Baseline(Frozen):
         natural: Float[Array, " f"],
     ) -> Float[Array, " d"]:
         """The estimate."""
-        return jnp.sum(self.weights * self.rows(plug_in, log_sd, inputs, natural), axis=1)
+        # Products with the parts of the rows: the rows of a batch are too many to be built.
+        size = inputs.shape[0] + 1
+        of_plug_in, of_corrections, of_natural = jnp.split(self.weights, [1, 1 + size], axis=1)
+        corrections = jnp.exp(log_sd) * (of_corrections @ jnp.append(inputs, 1.0))
+        return of_plug_in[:, 0] * plug_in + corrections + of_natural @ self._shared(natural)
 
     def rows(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
         """What the estimate is a linear function of, for each component, (d, q)."""
         corrections = jnp.exp(log_sd)[:, None] * jnp.append(inputs, 1.0)[None, :]
-        shared = jnp.append(_scaled(self.natural, natural), 1.0)
+        shared = self._shared(natural)
         shared = jnp.broadcast_to(shared, (plug_in.shape[0], shared.shape[0]))
         return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
+
+    def _shared(self, natural: Float[Array, " f"]) -> Float[Array, " g"]:
+        return jnp.append(_scaled(self.natural, natural), 1.0)
 
 
 class _Piece(NamedTuple):

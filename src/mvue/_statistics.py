@@ -23,6 +23,7 @@ from ._types import Measurement
 Kind = Literal["scalars", "vectors", "flat"]
 
 LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
+LARGEST_PRODUCT = 1024  # numbers whose quantiles are a product with a matrix: faster than to gather
 LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
 LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
 LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
@@ -200,11 +201,14 @@ def _median(ordered: Float[Array, " n"]) -> Float[Array, ""]:
 
 def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
     """Quantiles at equal steps of rank."""
-    place = np.linspace(0, ordered.shape[0] - 1, count)
+    last = ordered.shape[0] - 1
+    place = np.linspace(0, last, count)
+    if last < LARGEST_PRODUCT:
+        shares = np.maximum(1 - np.abs(place[:, None] - np.arange(last + 1)), 0.0)
+        return jnp.asarray(shares, ordered.dtype) @ ordered
     below = place.astype(int)
-    above, share = np.minimum(below + 1, ordered.shape[0] - 1), place - below
-    share = jnp.asarray(share, ordered.dtype)
-    return ordered[below] * (1 - share) + ordered[above] * share
+    share = jnp.asarray(place - below, ordered.dtype)
+    return ordered[below] * (1 - share) + ordered[np.minimum(below + 1, last)] * share
 
 
 def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
@@ -212,8 +216,7 @@ def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     mean, parts = jnp.mean(rows, axis=0), []
     for moments, freedom in _second_moments(rows):
         p = moments.shape[0]
-        scales = _root(jnp.diagonal(moments)) + jnp.finfo(rows.dtype).tiny
-        correlations = moments / scales[:, None] / scales[None, :]
+        scales, correlations = _scales_and_correlations(moments)
         parts += [_upper(moments), jnp.log(scales), _upper(correlations, 1)]
         if freedom > p:
             factor = cholesky(correlations + 1e-6 * jnp.eye(p))
@@ -232,8 +235,7 @@ def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
         if p <= LARGEST_QUARTIC:
             parts.append(_products(_upper(moments)))
         if p <= LARGEST_INVERSE and freedom > p + 3:  # else inverses have no variance
-            scales = _root(jnp.diagonal(moments))
-            correlations = moments / scales[:, None] / scales[None, :]
+            scales, correlations = _scales_and_correlations(moments)
             inverse = invert(correlations + 1e-6 * jnp.eye(p))[0]
             parts.append(_upper(inverse / scales[:, None] / scales[None, :]))
             slopes = correlations * scales[:, None] / scales[None, :]
@@ -251,6 +253,13 @@ def _second_moments(rows: Float[Array, "n p"]) -> list[tuple[Float[Array, "p p"]
         return [(about_zero, n)]
     centred = rows - jnp.mean(rows, axis=0, keepdims=True)
     return [(about_zero, n), (centred.T @ centred / n, n - 1)]
+
+
+def _scales_and_correlations(
+    moments: Float[Array, "p p"],
+) -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
+    scales = _root(jnp.diagonal(moments))
+    return scales, moments / scales[:, None] / scales[None, :]
 
 
 def _of_numbers(values: Float[Array, " p"], floor: Array) -> Float[Array, " f"]:
