@@ -10,8 +10,13 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_multi_thread_eigen=false",
 )
-# Tests compile much and compute little, and so do the processes that they start.
+# Tests compile much and compute little, and so do the processes that they start: what one has
+# compiled, the others need not. The first process makes the folder, all others inherit its name.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jaxtyping
 
@@ -28,10 +33,6 @@ import numpyro.distributions as dist  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# The same program under another seed need not be compiled again.
-_cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-jax.config.update("jax_compilation_cache_dir", _cache.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 import mvue  # noqa: E402
 

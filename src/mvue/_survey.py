@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._jit import jit
@@ -211,9 +210,10 @@ def _expected_error(
     spans = jnp.asarray(widths, jnp.result_type(float))
 
     def log_sd(theta: Theta) -> Array:
-        flat = ravel_pytree(theta)[0].astype(float)
         grid = jnp.linspace(0.0, 1.0, TABLE)
-        share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(flat, prior.tables)
+        share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
+            c.values(theta), prior.tables
+        )
         return model(share * spans)
 
     return log_sd
