@@ -16,7 +16,7 @@ from ._problem import Draw
 from ._types import Measurement
 
 LARGEST_SET = 1024  # numbers of sets that are looked at
-LARGEST_ELEMENT = 4  # numbers of one element
+LARGEST_ELEMENT = 8  # numbers of one element
 UNKNOWNS = 4  # coordinates of theta with which differences may change
 COMPANIONS = 64  # other numbers of the measurement with which elements may go together
 OPERATIONS = 2**32  # of all products of pairs

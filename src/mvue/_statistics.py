@@ -28,6 +28,7 @@ LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
 LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
 LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
 LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
+FEWEST_AXES, LARGEST_AXES = 3, 64  # components of set elements with principal directions
 LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
 RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
 
@@ -41,14 +42,16 @@ class Statistics(eqx.Module):
     """Whether x is positive throughout; logarithms then take the place of arcsinh."""
     scale: Affine
     """Gives x a typical size of 1; its shift is zero."""
+    axes: Float[Array, "p p"] | None = None
+    """Principal directions of the elements of a set of vectors, as columns, the strongest first."""
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees: statistics whose size is tame whatever the scale of x."""
         if self.kind == "flat":
-            return _of_numbers(flatten(x), self._floor)
+            return self._of_numbers(flatten(x))
         rows = stack_elements(x)
         if self.kind == "vectors":
-            return _of_vectors(rows)
+            return jnp.concatenate([_of_vectors(rows), *self._of_powers(rows)])
         return self._of_scalars(rows[:, 0])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
@@ -60,7 +63,7 @@ class Statistics(eqx.Module):
             return jnp.concatenate([values, _products(values)])
         rows = stack_elements(x)
         if self.kind == "vectors":
-            return _natural_of_vectors(rows)
+            return jnp.concatenate([_natural_of_vectors(rows), *self._power_ratios(rows)])
         values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
@@ -99,6 +102,36 @@ class Statistics(eqx.Module):
         standard = (values - mean) / (deviation + RELATIVE_FLOOR * self._floor)
         both = [jnp.arcsinh(self.scale(values))] if self.positive else []
         return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
+
+    def _of_numbers(self, values: Float[Array, " p"]) -> Float[Array, " f"]:
+        square = jnp.mean(values**2)
+        parts = [values, jnp.stack([square, jnp.log(_root(square) + self._floor)])]
+        if self.positive:
+            parts.append(self._compress(values))
+        if values.shape[0] <= LARGEST_QUADRATIC:
+            parts.append(_products(values))
+        return jnp.concatenate(parts)
+
+    def _powers(self, rows: Float[Array, "n p"]) -> list[tuple[Array, Array, Array]]:
+        """Along each principal direction, and along the first and the last few together."""
+        if self.axes is None:
+            return []
+        powers = [
+            jnp.sum(self.axes * (moments @ self.axes), axis=0)
+            for moments, _ in _second_moments(rows)
+        ]
+        return [(power, jnp.cumsum(power), jnp.cumsum(power[::-1])[::-1]) for power in powers]
+
+    def _of_powers(self, rows: Float[Array, "n p"]) -> list[Array]:
+        return [
+            0.5 * jnp.log(part + self._floor**2)
+            for power, first, last in self._powers(rows)
+            for part in (power, first[1:], last[1:-1])
+        ]
+
+    def _power_ratios(self, rows: Float[Array, "n p"]) -> list[Array]:
+        """Signal over noise, if some directions have the one and all have the other."""
+        return [first[:-1] / (last[1:] + self._floor**2) for _, first, last in self._powers(rows)]
 
     def _compress(self, values: Array) -> Array:
         if self.positive:
@@ -168,7 +201,20 @@ def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
     size = np.median(np.abs(values))
     size = size if size > 0 else np.std(values)
     shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
-    return Statistics(kind, bool((values > 0).all()) and not whole, Affine(shift, matrix))
+    axes = jnp.asarray(_principal_axes(values), rows.dtype) if _has_axes(kind, values) else None
+    return Statistics(kind, bool((values > 0).all()) and not whole, Affine(shift, matrix), axes)
+
+
+def _has_axes(kind: Kind, values: np.ndarray) -> bool:
+    return kind == "vectors" and FEWEST_AXES <= values.shape[-1] <= LARGEST_AXES
+
+
+def _principal_axes(values: np.ndarray) -> np.ndarray:
+    """Principal directions of set elements (R, n, p); each measurement counts the same."""
+    moments = np.einsum("rni,rnj->rij", values, values)
+    total = np.trace(moments, axis1=1, axis2=2)
+    mean = np.mean(moments[total > 0] / total[total > 0, None, None], axis=0)
+    return np.linalg.eigh(mean)[1][:, ::-1]
 
 
 @register
@@ -260,14 +306,6 @@ def _scales_and_correlations(
 ) -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
     scales = _root(jnp.diagonal(moments))
     return scales, moments / scales[:, None] / scales[None, :]
-
-
-def _of_numbers(values: Float[Array, " p"], floor: Array) -> Float[Array, " f"]:
-    square = jnp.mean(values**2)
-    parts = [values, jnp.stack([square, jnp.log(_root(square) + floor)])]
-    if values.shape[0] <= LARGEST_QUADRATIC:
-        parts.append(_products(values))
-    return jnp.concatenate(parts)
 
 
 def _products(values: Float[Array, " p"]) -> Float[Array, " q"]:
