@@ -30,6 +30,7 @@ cases = [
     (lambda: mvue.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
     (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable or a Fit, got float"),
     (lambda: mvue.assess(np.mean, problem, key=key, repeats=2.5), ValueError, "repeats must be"),
+    (lambda: mvue.crb(3, 1.0), TypeError, "problem must be a Problem, got int"),
     (lambda: mvue.average(3.0, y), TypeError, "estimator must be callable or a Fit, got float"),
     (lambda: mvue.Average(3.0), TypeError, "estimator must be callable or a Fit, got float"),
     (lambda: mvue.average(np.sum, y, -1), ValueError, "axis must be a whole number"),
@@ -50,4 +51,4 @@ print(len(cases), "refused")
 def test_wrong_types_are_refused_by_name():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "23 refused" in done.stdout
+    assert "24 refused" in done.stdout

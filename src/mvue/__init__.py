@@ -1,5 +1,8 @@
 """Learn minimum-variance unbiased estimators from a simulator, and prove it."""
 
+import importlib
+from types import ModuleType
+
 from ._assess import assess as assess
 from ._average import Average as Average
 from ._average import average as average
@@ -81,3 +84,12 @@ from ._types import SimulatorError as SimulatorError
 from ._types import UnreachedPrecisionWarning as UnreachedPrecisionWarning
 from ._types import UnresolvedSignalWarning as UnresolvedSignalWarning
 from ._version import __version__ as __version__
+
+_MODULES = ("datasets", "distributed", "plot", "problems", "report", "sklearn")
+
+
+def __getattr__(name: str) -> ModuleType:
+    # Modules that not everyone needs are imported when they are first asked for.
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

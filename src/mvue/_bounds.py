@@ -11,8 +11,9 @@ from jaxtyping import Array
 
 from ._fisher import informations
 from ._information import Layout, layout_of, one_theta
-from ._problem import Problem
+from ._problem import Problem, check_problem
 from ._score_sampling import DEFAULT_SAMPLES, group_error
+from ._support import outside_of_model
 from ._types import BoundError, Key, Theta
 
 GIVEN = "given"
@@ -68,6 +69,7 @@ def crb(
         BoundError: if the problem has neither bound nor likelihood, theta is discrete, or the
             method does not apply.
     """
+    check_problem(problem)
     found = bounds(
         problem,
         one_theta(problem, theta),
@@ -145,8 +147,11 @@ def bounds(
         result.matrix[k] = np.where(unknown, np.nan, bound)
         np.fill_diagonal(result.matrix[k], np.where(lost, np.inf, np.diag(bound)))
         result.unidentifiable[k] = tuple(_directions(null, layout.names))
-        groups = found.groups[k]
-        if groups is not None:
+        groups, samples = found.groups[k], found.samples[k]
+        if groups is not None and samples is not None:
+            # The inverse of a mean of outer products is too large, by this factor if scores are
+            # normal.
+            result.matrix[k] *= 1 - (len(layout.names) + 1) / samples
             # The bound moves by -W dF Wᵀ, so that its error is that of W (score scoreᵀ) Wᵀ.
             error = group_error(weights @ groups @ weights.T)
             result.se[k] = np.where(unknown, np.nan, error)
@@ -207,7 +212,9 @@ def _given(problem: Problem, thetas: Theta, transform: Callable[[Any], Any] | No
             matrix = jacobian @ matrix @ jacobian.swapaxes(1, 2)
     count = len(matrix)
     none = np.full(matrix.shape, np.nan)
-    return Bounds(matrix, [GIVEN] * count, none, [()] * count, [None] * count)
+    each = [jax.tree.map(lambda leaf, k=k: leaf[k], exact) for k in range(count)]
+    failure = [outside_of_model(problem, theta) for theta in each]
+    return Bounds(matrix, [GIVEN] * count, none, [()] * count, failure)
 
 
 def _jacobians(

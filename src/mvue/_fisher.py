@@ -3,14 +3,16 @@
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from ._gaussian_information import gaussian_informations
 from ._information import Information, Informations, Layout, layout_of, one_theta
-from ._problem import Problem, check_count, key_for
+from ._problem import Problem, check_count, check_problem, key_for
 from ._scalar_information import integrated_informations
-from ._score_sampling import GROUPS, group_error, sampled_informations
+from ._score_sampling import GROUPS, LEAST_SAMPLES, group_error, sampled_informations
+from ._support import outside_of_model, refuse_moving_support
 from ._types import BoundError, IrregularModelError, Key, Theta
 
 METHODS = ("auto", "gaussian", "quadrature", "monte carlo")
@@ -45,6 +47,7 @@ def fisher_information(
             finite: the bound does not hold then.
         BoundError: if there is no likelihood, or the method does not apply.
     """
+    check_problem(problem)
     layout = layout_of(problem)
     flat = layout.ravel(one_theta(problem, theta))
     found = informations(
@@ -83,7 +86,7 @@ def informations(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
     if samples is not None:
-        check_count("samples", samples, least=2 * GROUPS)
+        check_count("samples", samples, least=max(2 * GROUPS, LEAST_SAMPLES * len(layout.names)))
     if relative_error is not None and not 0 < relative_error < 1:
         raise ValueError(f"relative_error must be between 0 and 1, got {relative_error}")
     if problem.log_likelihood is None:
@@ -92,10 +95,31 @@ def informations(
         )
     _check_likelihood(problem)
     key = key_for("information", jr.key(0) if key is None else key)
+    found = Informations.empty(*flat.shape)
+    for k, value in enumerate(flat):
+        found.failure[k] = outside_of_model(problem, layout.unravel(jnp.asarray(value, float)))
+    good = [k for k, failure in enumerate(found.failure) if failure is None]
+    if good:
+        inside = _by_method(problem, layout, flat[good], method, key, samples, relative_error)
+        found.replace(good, inside)
+    return found
+
+
+def _by_method(
+    problem: Problem,
+    layout: Layout,
+    flat: np.ndarray,
+    method: str,
+    key: Key,
+    samples: int | None,
+    relative_error: float | None,
+) -> Informations:
     if method == "gaussian":
         return gaussian_informations(problem, layout, flat)
     if method == "quadrature":
-        return integrated_informations(problem, layout, flat, key=key)
+        found = integrated_informations(problem, layout, flat, key=key)
+        refuse_moving_support(problem, layout, flat, found, key)
+        return found
     if method == "auto":
         with contextlib.suppress(BoundError):
             return gaussian_informations(problem, layout, flat)
@@ -116,6 +140,7 @@ def informations(
             relative_error=relative_error,
         )
         found.replace(left, sampled)
+    refuse_moving_support(problem, layout, flat, found, key)
     return found
 
 

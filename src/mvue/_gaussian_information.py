@@ -41,9 +41,15 @@ def gaussian_fisher_information(
 
     def value(name: str, part: Any, at: Theta) -> Array:
         try:
-            return jnp.asarray(part(at) if callable(part) else part, jnp.result_type(float))
+            found = jnp.asarray(part(at) if callable(part) else part)
         except Exception as error:
             raise ValueError(f"{name}(theta) failed: {type(error).__name__}: {error}") from error
+        if jnp.issubdtype(found.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"{name}(theta) must be real, got {found.dtype}: write a circular complex vector "
+                "as its real and imaginary parts, one after the other"
+            )
+        return found.astype(float)
 
     def moments(flat: Array) -> tuple[Array, Array]:
         at = layout.unravel(flat)
@@ -62,6 +68,11 @@ def gaussian_fisher_information(
 
     with jax.enable_x64(True):
         flat = jnp.asarray(layout.ravel(jax.tree.map(lambda leaf: leaf[None], theta))[0])
+        spread = np.asarray(moments(flat)[1])
+        if not np.allclose(
+            spread, spread.swapaxes(1, 2), rtol=1e-6, atol=1e-9 * np.abs(spread).max()
+        ):
+            raise ValueError("covariance(theta) must be symmetric, got a matrix that is not")
         matrix = samples * np.asarray(_slepian_bangs(moments, flat))
     if not np.isfinite(matrix).all():
         raise ValueError(

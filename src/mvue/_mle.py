@@ -68,6 +68,7 @@ class MaximumLikelihood(eqx.Module):
 
     def solve(self, x: Measurement) -> Solution:
         """Maximise the likelihood of one measurement, and say how that went."""
+        self._check(x)
         still = jax.tree.map(jax.lax.stop_gradient, x)
         solver = BoxNewton(
             low=self.coordinates.low, high=self.coordinates.high, atol=self.tolerance
@@ -105,6 +106,21 @@ class MaximumLikelihood(eqx.Module):
             start=winner,
             at_bound=point.held.any(),
         )
+
+    def _check(self, x: Measurement) -> None:
+        """Refuse what is not one measurement; of a set there may be another number of elements."""
+        expected, _ = self.problem.shapes()
+        free = 1 if self.problem.exchangeable else 0
+        got = jax.tree.map(jnp.asarray, x)
+        kinds = [
+            jax.tree.map(lambda leaf: (leaf.ndim, leaf.shape[free:]), tree)
+            for tree in (expected, got)
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"x must be one measurement, {describe_shapes(expected)}, got "
+                f"{describe_shapes(got)}: batch with jax.vmap"
+            )
 
     def _loss(self, u: Array, x: Measurement) -> Array:
         assert self.problem.log_likelihood is not None

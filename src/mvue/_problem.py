@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import numpyro
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from ._jit import jit
@@ -210,6 +211,24 @@ class Problem:
         return f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}" + (
             f", known: {', '.join(known)})" if known else ")"
         )
+
+
+def refusal(problem: Problem, theta: Theta) -> str | None:
+    """Why the likelihood, if it is a numpyro distribution, refuses one theta, if it does."""
+    if problem.likelihood is None:
+        return None
+    with numpyro.validation_enabled():
+        try:
+            problem.likelihood(jax.tree.map(jnp.asarray, theta))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def check_problem(problem: Any) -> None:
+    """Refuse what is not a problem."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
 
 
 def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:

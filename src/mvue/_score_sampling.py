@@ -16,6 +16,7 @@ from ._types import BoundError, IrregularModelError, Key, UnreachedPrecisionWarn
 METHOD = "Monte Carlo"
 GROUPS = 64  # parts of the draws between which the standard errors are measured
 DEFAULT_SAMPLES = 2**14
+LEAST_SAMPLES = 4  # for each number in theta: with fewer, nothing is left of the inverse
 MOST_SAMPLES = 2**23  # where a relative error was asked for
 PIECE_NUMBERS = 2**21  # numbers of x and of its derivatives held at a time, 16 MB
 SCORE_LIMIT = 6.0  # standard errors that the mean score may be away from zero
@@ -80,6 +81,7 @@ def _all_pieces(
     x, _ = problem.shapes()
     x_size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     most = samples or (DEFAULT_SAMPLES if relative_error is None else MOST_SAMPLES)
+    most = max(most, LEAST_SAMPLES * p)
     room = PIECE_NUMBERS // (x_size * 4 + p)
     first = DEFAULT_SAMPLES if relative_error is None else DEFAULT_SAMPLES // 4
     size = GROUPS * max(1, min(room, most, first) // GROUPS)

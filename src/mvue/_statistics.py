@@ -156,12 +156,21 @@ class Parts(eqx.Module):
         return jnp.concatenate([s.inputs(part) for s, part in self._split(x)])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
-        """Statistics in natural units of each part, and their products between sets."""
-        found = [(s.kind, s.natural(part)) for s, part in self._split(x)]
-        scalars = [values for kind, values in found if kind == "scalars"]
-        pairs = itertools.combinations(scalars[:LARGEST_PARTS], 2)
-        products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
-        return jnp.concatenate([values for _, values in found] + products)
+        """Statistics in natural units of each part, and products between sets.
+
+        Products are of all statistics of sets of scalars, and of the means of sets of vectors.
+        """
+        found, factors = [], []
+        for statistics, part in self._split(x):
+            values = statistics.natural(part)
+            found.append(values)
+            if statistics.kind == "scalars":
+                factors.append(values)
+            elif statistics.kind == "vectors":
+                size = stack_elements(part).shape[1]
+                factors += [values[:size]] if size <= LARGEST_INVERSE else []
+        pairs = itertools.combinations(factors[:LARGEST_PARTS], 2)
+        return jnp.concatenate([*found, *(jnp.ravel(jnp.outer(a, b)) for a, b in pairs)])
 
     def _split(self, x: Measurement) -> list[tuple[Statistics, list[Array]]]:
         arrays = jax.tree.leaves(x)

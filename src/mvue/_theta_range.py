@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to, constraints
 
 from ._coordinates import Bijection
-from ._problem import Problem, prior_leaves
+from ._problem import Problem, prior_leaves, refusal
 from ._types import Key, Theta
 
 DRAWS = 4096
@@ -131,15 +130,7 @@ def coordinates_of(problem: Problem, key: Key) -> Coordinates | str:
 
 def is_defined(problem: Problem, thetas: list[Theta]) -> bool:
     """Whether the likelihood, if it is a numpyro distribution, accepts these parameters."""
-    if problem.likelihood is None:
-        return True
-    with numpyro.validation_enabled():
-        try:
-            for theta in thetas:
-                problem.likelihood(theta)
-        except ValueError:
-            return False
-    return True
+    return all(refusal(problem, theta) is None for theta in thetas)
 
 
 def _ranges(prior: Any, name: str, drawn: Array) -> Axes | None:

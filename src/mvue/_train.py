@@ -20,7 +20,15 @@ from ._jit import jit
 from ._loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
 from ._networks import PILOT_UNITS, Given, WithBaseline, default_network
 from ._objectives import Loss, bce
-from ._problem import Draw, Problem, check_count, check_estimator, key_for, pilot_draw
+from ._problem import (
+    Draw,
+    Problem,
+    check_count,
+    check_estimator,
+    describe_shapes,
+    key_for,
+    pilot_draw,
+)
 from ._program import Keep, Program
 from ._repeats import Repeats
 from ._simulated import SimulatedData
@@ -30,6 +38,7 @@ from ._theta_features import ThetaFeatures
 from ._types import Estimator, Key
 
 BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
+WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything else
 
 
 def fit(
@@ -134,6 +143,9 @@ def fit(
             f"replicates must be at least {least} for this loss, got {replicates}: a bias cannot "
             "be seen in one measurement of each unknown"
         )
+    if training_prior is not None:
+        _check_training_prior(problem, training_prior)
+    _check_weight(problem, loss)
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
@@ -199,6 +211,35 @@ def _typical(pilot: Draw) -> list[str]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
     leaves = [leaf.astype(np.result_type(leaf, np.float64)) for leaf in leaves]
     return [f"{value:.3g}" for leaf in leaves for value in (leaf.mean(), leaf.std())]
+
+
+def _check_training_prior(problem: Problem, prior: Any) -> None:
+    """Refuse one that does not draw what the prior of the problem draws."""
+    try:
+        trained = dataclasses.replace(problem, prior=prior, crb=None)
+        found = jax.eval_shape(trained.sample_prior, jr.key(0))
+    except Exception as error:
+        raise ValueError(f"training_prior does not fit the problem: {error}") from error
+    expected = jax.eval_shape(problem.sample_prior, jr.key(0))
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (expected, found)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"training_prior must draw what the prior of the problem draws, "
+            f"{describe_shapes(expected)}; it draws {describe_shapes(found)}"
+        )
+
+
+def _check_weight(problem: Problem, loss: Callable[..., Any]) -> None:
+    weight = getattr(getattr(loss, "terms", None), "weight", None)
+    if weight is None:
+        return
+    keys = jr.split(jr.key(0), WEIGHTS_CHECKED)
+    drawn = jax.vmap(lambda key: problem.y_of(problem.sample_prior(key)))(keys)
+    values = np.asarray(jax.vmap(weight)(drawn))
+    wrong = ~(np.isfinite(values) & (values > 0)).reshape(len(values), -1).all(axis=1)
+    if wrong.any():
+        value, y = values[np.argmax(wrong)], np.asarray(drawn)[np.argmax(wrong)]
+        raise ValueError(f"weight(y) must be positive and finite, got {value} at y = {y}")
 
 
 def _check_loss(source: Simulations, loss: Callable[[Any, Draw, Any], Any]) -> None:

@@ -85,7 +85,7 @@ def reproduce(
     preset: Annotated[
         Preset,
         typer.Option(
-            help="How large: smoke takes under a minute, quick a few, paper follows the paper."
+            help="How large: smoke tests the files, quick takes minutes, paper follows the paper."
         ),
     ] = Preset.QUICK,
     seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,

@@ -203,7 +203,7 @@ def normal_snr(n: int = 10) -> Textbook:
         variance=variance,
         crb=crb,
         attained=False,
-        notes="More than twice the bound: heavy tails in short records. Needs n > 5.",
+        notes="About twice the bound: heavy tails in short records. Needs n > 5.",
         core=True,
     )
 
