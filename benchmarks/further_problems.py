@@ -116,6 +116,41 @@ FACTOR = np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [-0.3, 0.4, 1.0]], np.float
 WHITEN = np.linalg.inv(FACTOR)
 
 
+SNAPSHOTS, ANTENNAS = 6, 4
+STEERING = np.exp(1j * np.pi * np.arange(ANTENNAS) * math.sin(math.radians(20))).astype("c8")
+
+
+def snapshots(key, theta):
+    signal, noise = jr.split(key)
+    source = jnp.sqrt(theta["snr"]) * jr.normal(signal, (SNAPSHOTS, 1), complex)
+    both = source * STEERING[None, :] + jr.normal(noise, (SNAPSHOTS, ANTENNAS), complex)
+    return jnp.sqrt(theta["noise"]) * both
+
+
+def snapshot_snr(x):
+    along = (jnp.abs(x @ STEERING.conj()) ** 2).sum() / ANTENNAS
+    rest = (jnp.abs(x) ** 2).sum() - along
+    freedom = (ANTENNAS - 1) * SNAPSHOTS
+    return ((freedom - 1) / SNAPSHOTS * along / rest - 1) / ANTENNAS
+
+
+def counts_of_kinds(key, shares):
+    drawn = jr.categorical(key, jnp.log(shares), shape=(20,))
+    return jnp.bincount(drawn, length=4)
+
+
+SHARES = jnp.array(
+    [
+        [0.25, 0.25, 0.25, 0.25],
+        [0.4, 0.3, 0.2, 0.1],
+        [0.55, 0.15, 0.15, 0.15],
+        [0.45, 0.45, 0.05, 0.05],
+        [0.85, 0.05, 0.05, 0.05],
+        [0.05, 0.05, 0.1, 0.8],
+        [0.02, 0.32, 0.02, 0.64],
+    ]
+)
+
 FURTHER = [
     box(
         "uniform-width",
@@ -274,5 +309,28 @@ FURTHER = [
         pairs,
         lambda x: jnp.linalg.det(scatter(x)) / (9 * 8),
         lambda t: (t["s1"] * t["s2"]) ** 2 * (1 - t["r"] ** 2),
+    ),
+    plain(
+        "snr-of-a-direction",
+        {"snr": dist.LogUniform(0.1, 10.0), "noise": dist.LogUniform(0.5, 2.0)},
+        snapshots,
+        snapshot_snr,
+        {"snr": jnp.geomspace(0.1, 10.0, 9), "noise": jnp.geomspace(2.0, 0.5, 9)},
+        lambda t: t["snr"],
+    ),
+    plain(
+        "chance-of-the-same-kind",
+        dist.Dirichlet(jnp.ones(4)),
+        counts_of_kinds,
+        lambda x: (x * (x - 1.0)).sum() / (20 * 19),
+        SHARES,
+        lambda shares: jnp.sum(shares**2),
+    ),
+    plain(
+        "rate-of-records",
+        dist.LogUniform(0.1, 10.0),
+        lambda k, t: jnp.cumsum(jr.exponential(k, (8,))) / t,
+        lambda x: 7 / x[-1],
+        jnp.geomspace(0.1, 10.0, 9),
     ),
 ]

@@ -127,7 +127,7 @@ def test_priors_that_are_no_ranges_are_left_alone(key):
     assert np.isfinite(seen.log_sd(jnp.array([1.0, 0.0]))).all()
 
 
-def test_probabilities_that_sum_to_one_have_ranges_of_free_coordinates(swept_key):
+def test_probabilities_that_sum_to_one_have_ranges_of_free_coordinates(key):
     """Shares of counts: deviation √(p (1 − p) / n), and training comes closer to the faces."""
     count = 40
 
@@ -143,15 +143,15 @@ def test_probabilities_that_sum_to_one_have_ranges_of_free_coordinates(swept_key
     )
     shares = jnp.array([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25], [0.6, 0.2, 0.2]])
     at = {"size": jnp.full(3, 1.5), "shares": shares}
-    seen = mvue.survey(problem, key=swept_key)
+    seen = mvue.survey(problem, key=key)
     found = np.asarray(jax.vmap(seen.log_sd)(at))
     np.testing.assert_allclose(found, np.log(np.sqrt(shares * (1 - shares) / count)), atol=0.5)
     names = [r.name for r in seen.ranges]
     assert names == ["shares (free 0)", "shares (free 1)", "size"]
-    drawn = jax.vmap(seen.training_prior.sample)(jr.split(swept_key, 2_000))["shares"]
+    drawn = jax.vmap(seen.training_prior.sample)(jr.split(key, 2_000))["shares"]
     np.testing.assert_allclose(drawn.sum(axis=1), 1.0, atol=1e-5)
     assert (drawn >= 0).all()
-    own = dist.Dirichlet(2.0 * jnp.ones(3)).sample(swept_key, (2_000,))
+    own = dist.Dirichlet(2.0 * jnp.ones(3)).sample(key, (2_000,))
     assert (jnp.quantile(drawn, 0.05, axis=0) < jnp.quantile(own, 0.05, axis=0)).all()
 
 
@@ -252,3 +252,29 @@ def test_statistics_of_positive_data_stay_finite_below_zero(key):
     statistics = choose_statistics(x, sets=[(0,)])
     assert statistics.positive
     assert jnp.isfinite(statistics.inputs(x[0] - 1.0)).all()
+
+
+def test_statistics_along_principal_directions(key):
+    """A signal along one known direction of four: its power over that of the rest."""
+    direction = jnp.array([1.0, -1.0, 1.0, 1.0]) / 2
+    signal, noise, scale = jr.split(key, 3)
+    size = 3.0 * jr.normal(signal, (500, 6, 1))
+    rows = size * direction[None, None, :] + jr.normal(noise, (500, 6, 4))
+    rows = rows * jnp.exp(jr.normal(scale, (500, 1, 1)))
+    statistics = choose_statistics([rows], sets=[(0,)])
+    natural = jax.vmap(statistics.natural)([rows])
+    along = ((rows @ direction) ** 2).sum(axis=1)
+    exact = along / ((rows**2).sum(axis=(1, 2)) - along)
+    errors = jnp.abs(jnp.log(natural / exact[:, None])).max(axis=0)
+    assert errors.min() < 0.2
+    inputs = jax.vmap(statistics.inputs)([rows])
+    logs = 0.5 * jnp.log(along / 6)
+    assert jnp.abs(inputs - logs[:, None]).max(axis=0).min() < 0.1
+
+
+def test_statistics_of_ordered_positive_data_have_logarithms(key):
+    x = jnp.cumsum(jr.exponential(key, (100, 5)), axis=1)
+    statistics = choose_statistics([x])
+    inputs = jax.vmap(statistics.inputs)([x])
+    for i in range(5):
+        assert jnp.abs(inputs - jnp.log(x[:, i : i + 1])).max(axis=0).min() < 1e-4
