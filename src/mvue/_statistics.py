@@ -116,10 +116,10 @@ class Statistics(eqx.Module):
         """Along each principal direction, and along the first and the last few together."""
         if self.axes is None:
             return []
-        powers = [
-            jnp.sum(self.axes * (moments @ self.axes), axis=0)
-            for moments, _ in _second_moments(rows)
-        ]
+        along = rows @ self.axes
+        powers = [jnp.mean(along**2, axis=0)]
+        if rows.shape[0] > 1:
+            powers.append(jnp.var(along, axis=0))
         return [(power, jnp.cumsum(power), jnp.cumsum(power[::-1])[::-1]) for power in powers]
 
     def _of_powers(self, rows: Float[Array, "n p"]) -> list[Array]:
