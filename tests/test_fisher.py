@@ -381,6 +381,11 @@ IN_NUMPY = mvue.Problem(ONE, EXPONENTIAL.simulate, in_numpy)
 NOT_SUMMED = mvue.Problem(ONE, EXPONENTIAL.simulate, lambda t, x: t * x)
 known = mvue.gaussian_fisher_information
 SKEW = np.array([[1.0, 0.5], [0.0, 1.0]])
+SHARES = mvue.Problem(
+    dist.Dirichlet(jnp.ones(3)),
+    lambda k, t: jr.categorical(k, jnp.log(t), shape=(5,)),
+    lambda t, x: jnp.sum(jnp.log(t)[x]),
+)
 MANY = mvue.Problem(
     dist.Normal(0.0, 1.0).expand((60,)),
     lambda k, t: t + jr.normal(k, (60,)),
@@ -393,6 +398,7 @@ MANY = mvue.Problem(
     [
         (lambda: mvue.crb(NO_LIKELIHOOD, 1.0), mvue.BoundError, "no log_likelihood"),
         (lambda: mvue.crb(DISCRETE, 2), mvue.BoundError, "theta is discrete"),
+        (lambda: mvue.crb(SHARES, np.ones(3) / 3), mvue.BoundError, "Dirichlet prior .* not free"),
         (lambda: mvue.crb(IN_NUMPY, 1.0), mvue.BoundError, "must be written in JAX"),
         (lambda: mvue.crb(NOT_SUMMED, 1.0), mvue.BoundError, r"one number, got shape \(10,\)"),
         (lambda: mvue.crb(POISSON, 1.0, method="fast"), ValueError, "method must be one of auto"),

@@ -9,9 +9,20 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
+from numpyro.distributions import constraints
 
-from ._problem import Problem, describe_shapes
+from ._problem import Problem, describe_shapes, prior_leaves
 from ._types import BoundError, Theta
+
+TIED = tuple(
+    type(constraint)
+    for constraint in (
+        constraints.simplex,
+        constraints.positive_definite,
+        constraints.corr_matrix,
+        constraints.corr_cholesky,
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +132,17 @@ def layout_of(problem: Problem) -> Layout:
             f"{', '.join(discrete)} is discrete: the Cramér-Rao bound is for unknowns that vary "
             "continuously"
         )
+    for prior in prior_leaves(problem.prior):
+        support = getattr(prior, "support", None)
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint  # type: ignore[union-attr]
+        if isinstance(support, TIED):
+            raise BoundError(
+                f"the numbers that a {type(prior).__name__} prior draws are not free of each other "
+                "(probabilities sum to 1, a matrix is symmetric), so that theta has no derivatives "
+                "in each of them: write theta in free coordinates, such as all probabilities but "
+                "the last, and the rest in target and likelihood; or give crb"
+            )
     return layout
 
 
