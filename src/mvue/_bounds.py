@@ -66,8 +66,8 @@ def crb(
     Raises:
         IrregularModelError: if the bound does not hold, because the support of the data depends
             on theta for example.
-        BoundError: if the problem has neither bound nor likelihood, theta is discrete, or the
-            method does not apply.
+        BoundError: if the problem has neither bound nor likelihood, theta is discrete, tied
+            (a simplex) or outside of the model, or the method does not apply.
     """
     check_problem(problem)
     found = bounds(

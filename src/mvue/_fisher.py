@@ -38,14 +38,15 @@ def fisher_information(
             outer product of simulated scores, for everything else; ``"auto"``, the first of these
             that applies.
         key: decides the draws; by default ``jax.random.key(0)``.
-        samples: draws for Monte Carlo, by default 16,384; with `relative_error` the most that
-            may be used, by default 8 million.
+        samples: draws for Monte Carlo, by default 16,384, at least 4 for each number in theta;
+            with `relative_error` the most that may be used, by default 8 million.
         relative_error: draw until the standard errors on the diagonal are this fraction of it.
 
     Raises:
         IrregularModelError: if the support of the data depends on theta, or scores are not
             finite: the bound does not hold then.
-        BoundError: if there is no likelihood, or the method does not apply.
+        BoundError: if there is no likelihood, theta is discrete, tied (a simplex) or outside of
+            the model, or the method does not apply.
     """
     check_problem(problem)
     layout = layout_of(problem)

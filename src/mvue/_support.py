@@ -5,7 +5,6 @@ tells about theta is which data can occur at all. The mean score, which should b
 show it, because the contributions of two ends may cancel.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -43,8 +42,7 @@ def refuse_moving_support(
     if not kept:
         return
     spread = _spread(problem, layout)
-    outside = _outside(problem, layout, flat[kept[0]], spread)
-    if outside is None:
+    if not _may_move(problem, layout, flat[kept[0]], spread):
         return
     x, _ = problem.shapes()
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
@@ -52,7 +50,7 @@ def refuse_moving_support(
     theta = jnp.asarray(flat[kept], jnp.result_type(float))
     moves = jnp.asarray(spread, theta.dtype)
     try:
-        counts = np.asarray(_counts(problem, layout, outside, theta, moves, key, draws))
+        counts = np.asarray(_counts(problem, layout, theta, moves, key, draws))
     except Exception:  # a likelihood that runs in double precision alone; nothing is known then
         return
     for k, count in zip(kept, counts, strict=True):
@@ -74,17 +72,11 @@ def _spread(problem: Problem, layout: Layout) -> np.ndarray:
     return layout.ravel(drawn).std(axis=0)[:MOST_DIRECTIONS]
 
 
-Outside = Callable[[Theta, Any], Array]
-"""Whether one measurement cannot occur at theta."""
-
-
-def _outside(
-    problem: Problem, layout: Layout, flat: np.ndarray, spread: np.ndarray
-) -> Outside | None:
-    """How to see it; None where the support is known not to move."""
-    if problem.likelihood is None:
-        return lambda theta, x: jnp.isneginf(jnp.reshape(problem.log_likelihood(theta, x), ()))  # type: ignore[misc]
+def _may_move(problem: Problem, layout: Layout, flat: np.ndarray, spread: np.ndarray) -> bool:
+    """Whether the ends of the support, as far as they are known, move with theta."""
     likelihood = problem.likelihood
+    if likelihood is None:
+        return True
 
     def ends(flat: np.ndarray) -> list[Any]:
         support: Any = likelihood(layout.unravel(jnp.asarray(flat, float))).support
@@ -97,20 +89,23 @@ def _outside(
     try:
         here, there = ends(flat), [ends(other) for other in moved]
     except Exception:
-        return None
-    same = all(
-        np.array_equal(a, b, equal_nan=True) for t in there for a, b in zip(here, t, strict=True)
-    )
-    if same:
-        return None
-    return lambda theta, x: ~jnp.all(likelihood(theta).support(x))
+        return False
+    pairs = [pair for other in there for pair in zip(here, other, strict=True)]
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:
+    """Whether one measurement cannot occur at theta."""
+    if problem.likelihood is not None:
+        return ~jnp.all(problem.likelihood(theta).support(x))
+    assert problem.log_likelihood is not None
+    return jnp.isneginf(jnp.reshape(problem.log_likelihood(theta, x), ()))
 
 
 @eqx.filter_jit
 def _counts(
     problem: Problem,
     layout: Layout,
-    outside: Outside,
     flat: Array,
     spread: Array,
     key: Key,
@@ -130,7 +125,7 @@ def _counts(
 
             def gone(x: Any) -> Array:
                 below, above = (layout.unravel(centre + sign * step) for sign in (-1.0, 1.0))
-                return outside(below, x) | outside(above, x)
+                return _is_outside(problem, below, x) | _is_outside(problem, above, x)
 
             return jnp.sum(jax.vmap(gone)(x))
 
