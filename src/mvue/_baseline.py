@@ -8,7 +8,6 @@ baseline is nearly the answer.
 """
 
 import dataclasses
-from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -21,16 +20,15 @@ from ._frozen import Affine, Frozen
 from ._jit import jit
 from ._problem import Problem, finite_units
 from ._registry import register
-from ._survey import Survey
+from ._survey import Survey, unit_scale
 from ._types import Key
 
 RANDOM_FEATURES = 200
 UNITS, REPLICATES = 512, 16  # of each piece
-PIECES = 16
+PIECES = 32
 LARGEST_TOTAL = 2**26  # numbers held of all pieces
 PLUG_IN_UNITS = 4 * UNITS
 BIAS_WEIGHT = 20.0
-TABLE = 65
 RIDGE = 1e-4
 LINEAR_RIDGE = 1e-5
 LARGEST_INPUT = 5.0  # standard deviations up to which inputs are as they are
@@ -162,7 +160,7 @@ def _fit_plug_in(piece: _Piece, key: Key) -> PlugIn:
     """Least squares for y in the scale of its standard deviation, and for that deviation."""
     inputs, y, log_sd = (p.astype(np.float64) for p in (piece.inputs, piece.y, piece.log_sd))
     d, size = y.shape[1], inputs.shape[2]
-    pairs = [_unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
+    pairs = [unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
     hidden, offsets = jr.split(key)
@@ -242,20 +240,6 @@ class _Moments:
         directions = np.linalg.solve(factor.T, vectors)
         share = np.maximum(values, 0.0) + 1 / (bias_weight + 1)
         return directions @ (directions.T @ (self.cross / unit) / share) / unit
-
-
-def _unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A scale in which the standard deviation of y is about one, as a table."""
-    order = np.argsort(y)
-    y, log_sd = y[order], log_sd[order]
-    cuts = np.linspace(0, len(y) - 1, TABLE + 1).astype(int)
-    edges = y[cuts]
-    sizes = [np.exp(log_sd[a : b + 1].mean()) for a, b in pairwise(cuts)]
-    grows = np.diff(edges) > 1e-6 * (edges[-1] - edges[0])
-    edges = edges[np.concatenate([[True], grows])]
-    distance = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.array(sizes)[grows])])
-    scale = np.linspace(0, distance[-1], TABLE)
-    return scale, np.interp(scale, distance, edges)
 
 
 def _extended_interp(at: Array, scale: Array, table: Array) -> Array:

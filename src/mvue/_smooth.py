@@ -21,6 +21,8 @@ class Smooth(Frozen):
     low: Float[Array, " d"]
     high: Float[Array, " d"]
     length: float = eqx.field(static=True)
+    left_out: float = eqx.field(static=True)
+    """Mean squared error at points that are left out."""
 
     def __call__(self, place: Float[Array, " p"]) -> Float[Array, " d"]:
         """The value at one place, within the range of those it was fitted to."""
@@ -57,4 +59,5 @@ def smooth(points: np.ndarray, values: np.ndarray) -> Smooth:
         as_array(values.min(axis=0)),
         as_array(values.max(axis=0)),
         length,
+        float(best),
     )

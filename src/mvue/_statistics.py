@@ -30,6 +30,8 @@ LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
 LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
 FEWEST_AXES, LARGEST_AXES = 3, 64  # components of set elements with principal directions
 LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
+FEWEST_INVERSE = 6  # numbers of whose variance the inverse is a statistic
+LEAST_NOISE = 0.01  # of that of the quietest measurement seen; what is less may be rounding
 RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
 
 
@@ -44,6 +46,8 @@ class Statistics(eqx.Module):
     """Gives x a typical size of 1; its shift is zero."""
     axes: Float[Array, "p p"] | None = None
     """Principal directions of the elements of a set of vectors, as columns, the strongest first."""
+    whitening: Float[Array, "p p"] | None = None
+    """Makes the noise of set elements even in all directions, and one if none seen was quieter."""
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees: statistics whose size is tame whatever the scale of x."""
@@ -51,7 +55,10 @@ class Statistics(eqx.Module):
             return self._of_numbers(flatten(x))
         rows = stack_elements(x)
         if self.kind == "vectors":
-            return jnp.concatenate([_of_vectors(rows), *self._of_powers(rows)])
+            parts = [_of_vectors(rows), *self._of_powers(rows)]
+            if self.whitening is not None:
+                parts.append(_against_noise([rows], self.whitening))
+            return jnp.concatenate(parts)
         return self._of_scalars(rows[:, 0])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
@@ -63,7 +70,10 @@ class Statistics(eqx.Module):
             return jnp.concatenate([values, _products(values)])
         rows = stack_elements(x)
         if self.kind == "vectors":
-            return jnp.concatenate([_natural_of_vectors(rows), *self._power_ratios(rows)])
+            parts = [_natural_of_vectors(rows), *self._power_ratios(rows)]
+            if self.whitening is not None:
+                parts.append(_against_noise([rows], self.whitening))
+            return jnp.concatenate(parts)
         values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
@@ -71,7 +81,10 @@ class Statistics(eqx.Module):
         variance = jnp.var(values)
         deviation = _root(variance)
         spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
-        return jnp.stack([mean, *spread, values[0], values[-1], _median(values)])
+        inverse = [1 / (mean + self._floor)] if self.positive else []
+        if self.whitening is not None and values.shape[0] >= FEWEST_INVERSE:
+            inverse.append(1 / jnp.maximum(variance * self.whitening[0, 0] ** 2, LEAST_NOISE))
+        return jnp.stack([mean, *spread, values[0], values[-1], _median(values), *inverse])
 
     def elements(self, x: Measurement) -> Float[Array, "n q"]:
         """The elements of a set, for a network that learns sums of its own."""
@@ -153,12 +166,13 @@ class Parts(eqx.Module):
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees, part by part."""
-        return jnp.concatenate([s.inputs(part) for s, part in self._split(x)])
+        return jnp.concatenate([*(s.inputs(part) for s, part in self._split(x)), *self._between(x)])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
-        """Statistics in natural units of each part, and products between sets.
+        """Statistics in natural units of each part, and products and differences between sets.
 
-        Products are of all statistics of sets of scalars, and of the means of sets of vectors.
+        Products are of all statistics of sets of scalars, and of the means of sets of vectors;
+        differences are of means, against the noise.
         """
         found, factors = [], []
         for statistics, part in self._split(x):
@@ -170,7 +184,21 @@ class Parts(eqx.Module):
                 size = stack_elements(part).shape[1]
                 factors += [values[:size]] if size <= LARGEST_INVERSE else []
         pairs = itertools.combinations(factors[:LARGEST_PARTS], 2)
-        return jnp.concatenate([*found, *(jnp.ravel(jnp.outer(a, b)) for a, b in pairs)])
+        products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
+        return jnp.concatenate([*found, *products, *self._between(x)])
+
+    def _between(self, x: Measurement) -> list[Array]:
+        """How far the means of two sets are apart, for those with elements of the same size."""
+        sets = [
+            (stack_elements(part), s.whitening)
+            for s, part in self._split(x)
+            if s.whitening is not None
+        ]
+        return [
+            _against_noise([one, other], whitening)
+            for (one, whitening), (other, _) in itertools.combinations(sets[:LARGEST_PARTS], 2)
+            if one.shape[1] == other.shape[1]
+        ]
 
     def _split(self, x: Measurement) -> list[tuple[Statistics, list[Array]]]:
         arrays = jax.tree.leaves(x)
@@ -211,7 +239,16 @@ def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
     size = size if size > 0 else np.std(values)
     shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
     axes = jnp.asarray(_principal_axes(values), rows.dtype) if _has_axes(kind, values) else None
-    return Statistics(kind, bool((values > 0).all()) and not whole, Affine(shift, matrix), axes)
+    whitening = None
+    if kind != "flat" and not whole and values.shape[2] <= LARGEST_INVERSE:
+        whitening = _whitening(values)
+    return Statistics(
+        kind,
+        bool((values > 0).all()) and not whole,
+        Affine(shift, matrix),
+        axes,
+        None if whitening is None else jnp.asarray(whitening, rows.dtype),
+    )
 
 
 def _has_axes(kind: Kind, values: np.ndarray) -> bool:
@@ -224,6 +261,20 @@ def _principal_axes(values: np.ndarray) -> np.ndarray:
     total = np.trace(moments, axis1=1, axis2=2)
     mean = np.mean(moments[total > 0] / total[total > 0, None, None], axis=0)
     return np.linalg.eigh(mean)[1][:, ::-1]
+
+
+def _whitening(values: np.ndarray) -> np.ndarray | None:
+    """From set elements (R, n, p), if none is without noise; each measurement counts the same."""
+    if (np.ptp(values, axis=1) == 0).any() or (values == np.round(values)).all():
+        return None
+    centred = values - values.mean(axis=1, keepdims=True)
+    moments = np.einsum("rni,rnj->rij", centred, centred)
+    size = np.trace(moments, axis1=1, axis2=2)
+    powers, directions = np.linalg.eigh(np.mean(moments / size[:, None, None], axis=0))
+    if powers[0] < RELATIVE_FLOOR * powers[-1]:
+        return None
+    even = directions / np.sqrt(powers)
+    return even / np.sqrt(np.mean((centred @ even) ** 2, axis=(1, 2)).min())
 
 
 @register
@@ -287,10 +338,11 @@ def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     mean, parts = jnp.mean(rows, axis=0), []
     for moments, freedom in _second_moments(rows):
         parts.append(_upper(moments))
+        scales, correlations = _scales_and_correlations(moments)
         if p <= LARGEST_QUARTIC:
             parts.append(_products(_upper(moments)))
+            parts += [_upper(correlations, 1), _upper(correlations, 1) ** 3]
         if p <= LARGEST_INVERSE and freedom > p + 3:  # else inverses have no variance
-            scales, correlations = _scales_and_correlations(moments)
             inverse = invert(correlations + 1e-6 * jnp.eye(p))[0]
             parts.append(_upper(inverse / scales[:, None] / scales[None, :]))
             slopes = correlations * scales[:, None] / scales[None, :]
@@ -298,6 +350,23 @@ def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     if p <= LARGEST_INVERSE:
         parts.append(_products(mean))
     return jnp.concatenate([mean, *parts])
+
+
+def _against_noise(
+    sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]
+) -> Float[Array, " f"]:
+    """A mean, or the difference of two, in units of the noise in the sets, and its square."""
+    means = [jnp.mean(rows, axis=0) for rows in sets]
+    mean = (means[0] if len(means) == 1 else means[0] - means[1]) @ whitening
+    ratio = mean / jnp.sqrt(_noise(sets, whitening))
+    return jnp.append(ratio, jnp.sum(ratio**2))
+
+
+def _noise(sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]) -> Float[Array, ""]:
+    """The variance within sets."""
+    centred = [(rows - jnp.mean(rows, axis=0, keepdims=True)) @ whitening for rows in sets]
+    freedom = sum((rows.shape[0] - 1) * rows.shape[1] for rows in sets)
+    return jnp.maximum(sum(jnp.sum(part**2) for part in centred) / freedom, LEAST_NOISE)
 
 
 def _second_moments(rows: Float[Array, "n p"]) -> list[tuple[Float[Array, "p p"], int]]:

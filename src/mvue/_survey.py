@@ -10,6 +10,7 @@ end are made from data that also come from beyond it.
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from ._types import Key, Theta
 TABLE = 65  # entries of the tables of training values
 SPREAD = 128  # values of theta around each point that tell how much y varies
 PILOT = 1024
+RESOLUTION = 1e-6  # of a number: what is left of it is rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,17 +208,58 @@ def _expected_error(
         for part in (theta, around)
     )
     sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
-    model = smooth(place / (TABLE - 1) * widths, np.log(sd + 1e-3 * np.median(sd, axis=0)))
+    log_sds = np.log(sd + _least_error(sd, centre))
+    of_theta = smooth(place / (TABLE - 1) * widths, log_sds)
     spans = jnp.asarray(widths, jnp.result_type(float))
 
-    def log_sd(theta: Theta) -> Array:
+    def place_of(theta: Theta) -> Array:
         grid = jnp.linspace(0.0, 1.0, TABLE)
         share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
             c.values(theta), prior.tables
         )
-        return model(share * spans)
+        return share * spans
+
+    if p == 1:
+        return lambda theta: of_theta(place_of(theta))
+    # Of several unknowns y may be the better guide, where it varies within a small part of them.
+    pairs = [unit_scale(*columns) for columns in zip(centre.T, log_sds.T, strict=True)]
+    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
+    of_both = smooth(np.concatenate([place / (TABLE - 1) * widths, along], axis=1), log_sds)
+    if of_theta.left_out <= of_both.left_out:
+        return lambda theta: of_theta(place_of(theta))
+    scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
+
+    def log_sd(theta: Theta) -> Array:
+        along = jax.vmap(jnp.interp)(problem.y_of(theta), table, scale)
+        return of_both(jnp.concatenate([place_of(theta), along]))
 
     return log_sd
+
+
+def unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A scale in which the standard deviation of y is about one, as a table."""
+    order = np.argsort(y)
+    y, log_sd = y[order], log_sd[order]
+    cuts = np.linspace(0, len(y) - 1, TABLE + 1).astype(int)
+    edges = y[cuts]
+    sizes = [np.exp(log_sd[a : b + 1].mean()) for a, b in pairwise(cuts)]
+    grows = np.diff(edges) > RESOLUTION * np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
+    edges = edges[np.concatenate([[True], grows])]
+    distance = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.array(sizes)[grows])])
+    scale = np.linspace(0, distance[-1], TABLE)
+    return scale, np.interp(scale, distance, edges)
+
+
+def _least_error(sd: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """What to add to deviations (n, d) of y: much less than all that are not zero or rounding.
+
+    y may span many decades, and its deviations with it.
+    """
+    rounding = RESOLUTION * np.abs(y)
+    seen = np.where(sd > rounding, sd, np.nan)
+    few = [np.nanquantile(part, 0.05) if np.isfinite(part).any() else 1.0 for part in seen.T]
+    return rounding + 1e-3 * np.array(few)
 
 
 def _of_unknown_coordinates(
@@ -236,7 +279,8 @@ def _of_unknown_coordinates(
     sd = estimates.std(axis=1, ddof=1)
     centre, unit = y.mean(axis=0), y.std(axis=0) + np.finfo(float).tiny
     half = slice(0, POINTS)
-    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + 1e-3 * np.median(sd, axis=0)))
+    floor = _least_error(sd, y)[half]
+    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor))
     centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
 
     def log_sd(theta: Theta) -> Array:
