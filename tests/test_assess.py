@@ -284,6 +284,8 @@ def test_values_outside_the_prior_warn(key, with_support):
         ({"repeats": 1}, ValueError, "repeats must be a whole number of at least 2"),
         ({"at": {"y": np.zeros(3)}}, ValueError, "at must"),
         ({"at": np.zeros((3, 5))}, ValueError, r"shape \(K, 2\); got \(3, 5\)"),
+        ({"at": np.array([[0.0, np.nan]])}, ValueError, "at must hold finite values"),
+        ({"key": jnp.zeros(2)}, TypeError, r"key must be a random key such as jax.random.key\(0\)"),
         ({"of": lambda y: y @ jnp.ones((3,))}, ValueError, r"of\(y\) failed"),
     ],
 )

@@ -220,6 +220,8 @@ def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
         value = jnp.asarray(given, like.dtype)
         if (np.asarray(value, np.float64) != np.rint(given)).any() and value.dtype.kind in "iu":
             raise ValueError(f"at must hold whole numbers, as the prior does; got {given}")
+        if not np.isfinite(given).all():
+            raise ValueError(f"at must hold finite values of theta; got {given}")
         if value.ndim == 1 and like.shape == (1,):
             value = value[:, None]
         if value.ndim == 0 or value.shape[1:] != like.shape or value.shape[0] == 0:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
 
-from ._problem import Problem, describe_shapes, prior_leaves
+from ._problem import Problem, describe_shapes, element_support, prior_leaves
 from ._types import BoundError, Theta
 
 TIED = tuple(
@@ -133,10 +133,7 @@ def layout_of(problem: Problem) -> Layout:
             "continuously"
         )
     for prior in prior_leaves(problem.prior):
-        support = getattr(prior, "support", None)
-        while hasattr(support, "base_constraint"):
-            support = support.base_constraint  # type: ignore[union-attr]
-        if isinstance(support, TIED):
+        if isinstance(element_support(prior), TIED):
             raise BoundError(
                 f"the numbers that a {type(prior).__name__} prior draws are not free of each other "
                 "(probabilities sum to 1, a matrix is symmetric), so that theta has no derivatives "

@@ -267,6 +267,9 @@ def _draw_program() -> Any:
 
 def key_for(purpose: str, key: Key) -> Key:
     """A key that no other function derives from the same one: they never share random numbers."""
+    kind = getattr(key, "dtype", None)
+    if kind is None or not (kind == np.uint32 or jnp.issubdtype(kind, jax.dtypes.prng_key)):
+        raise TypeError(f"key must be a random key such as jax.random.key(0), got {key!r}")
     return jr.fold_in(key, zlib.crc32(purpose.encode()))
 
 
@@ -358,6 +361,14 @@ def describe_shapes(tree: PyTree) -> str:
         return f"shape {tuple(leaves[0][1].shape)}"
     parts = (f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves)
     return "shapes " + ", ".join(parts)
+
+
+def element_support(distribution: Any) -> Any:
+    """The constraint on single elements of what a distribution draws; None if it names none."""
+    support = getattr(distribution, "support", None)
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint  # type: ignore[union-attr]
+    return support
 
 
 def prior_leaves(prior: Any) -> list[Any]:

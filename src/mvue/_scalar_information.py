@@ -6,7 +6,6 @@ density is known: simulated draws say where the bulk is, an adaptive rule does t
 answer counts only if the density has mass 1 and the score mean 0.
 """
 
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ._information import Informations, Layout
-from ._problem import Problem, fold_in_each
+from ._problem import Problem, element_support, fold_in_each
 from ._quadrature import Totals, integrate, summed
 from ._types import BoundError, IrregularModelError, Key
 
@@ -193,8 +192,7 @@ def _support(problem: Problem, layout: Layout, flat: Array) -> tuple[np.ndarray,
 
     def ends(flat: Array) -> tuple[Array, Array]:
         assert problem.likelihood is not None
-        support: Any = problem.likelihood(layout.unravel(flat)).support
-        support = getattr(support, "base_constraint", support)
+        support = element_support(problem.likelihood(layout.unravel(flat)))
         if not hasattr(support, "lower_bound") and not hasattr(support, "upper_bound"):
             raise BoundError("unknown support")
         lower = jnp.min(jnp.asarray(getattr(support, "lower_bound", -jnp.inf)))

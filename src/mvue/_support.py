@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ._information import Informations, Layout
-from ._problem import Problem, fold_in_each, refusal
+from ._problem import Problem, element_support, fold_in_each, refusal
 from ._types import BoundError, IrregularModelError, Key, Theta
 
 DRAWS = 4096
@@ -79,9 +79,7 @@ def _may_move(problem: Problem, layout: Layout, flat: np.ndarray, spread: np.nda
         return True
 
     def ends(flat: np.ndarray) -> list[Any]:
-        support: Any = likelihood(layout.unravel(jnp.asarray(flat, float))).support
-        while hasattr(support, "base_constraint"):
-            support = support.base_constraint
+        support = element_support(likelihood(layout.unravel(jnp.asarray(flat, float))))
         names = ("lower_bound", "upper_bound")
         return [np.asarray(getattr(support, name, np.nan)) for name in names]
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import biject_to, constraints
 
 from ._coordinates import Bijection
-from ._problem import Problem, prior_leaves, refusal
+from ._problem import Problem, element_support, prior_leaves, refusal
 from ._types import Key, Theta
 
 DRAWS = 4096
@@ -169,9 +169,7 @@ def _free(prior: Any, name: str, drawn: Array) -> Axes | None:
 
 def _bounds(prior: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
     """Ends of the support of independent numbers, infinite where open; None for other supports."""
-    support = getattr(prior, "support", None)
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint  # type: ignore[union-attr]
+    support = element_support(prior)
     low = getattr(support, "lower_bound", -np.inf)
     high = getattr(support, "upper_bound", np.inf)
     bounded = hasattr(support, "lower_bound") or hasattr(support, "upper_bound")
