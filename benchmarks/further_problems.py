@@ -139,6 +139,57 @@ def counts_of_kinds(key, shares):
     return jnp.bincount(drawn, length=4)
 
 
+def two_samples(key, theta):
+    a, b = jr.split(key)
+    first = theta["m1"] + theta["s1"] * jr.normal(a, (10,))
+    return first, theta["m2"] + theta.get("s2", theta["s1"]) * jr.normal(b, (12,))
+
+
+def effect_of_two(x):
+    a, b = x
+    freedom = a.size + b.size - 2
+    pooled = (((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum()) / freedom
+    factor = gamma_ratio(freedom / 2, (freedom - 1) / 2) / math.sqrt(freedom / 2)
+    return factor * (a.mean() - b.mean()) / jnp.sqrt(pooled)
+
+
+def two_causes(key, theta):
+    when, which = jr.split(key)
+    total = theta["first"] + theta["second"]
+    cause = jr.bernoulli(which, theta["first"] / total, (12,))
+    return {"time": jr.exponential(when, (12,)) / total, "cause": cause.astype(int)}
+
+
+GROUPS, MEMBERS = 6, 4
+
+
+def groups(key, theta):
+    of_group, of_member = jr.split(key)
+    effect = jnp.sqrt(theta["between"]) * jr.normal(of_group, (GROUPS, 1))
+    member = jnp.sqrt(theta["within"]) * jr.normal(of_member, (GROUPS, MEMBERS))
+    return theta["mean"] + effect + member
+
+
+def between_groups(x):
+    means = x.mean(axis=1)
+    within = ((x - means[:, None]) ** 2).sum() / (GROUPS * (MEMBERS - 1))
+    return means.var(ddof=1) - within / MEMBERS
+
+
+TIMES = np.linspace(-1.0, 1.0, 10, dtype=np.float32)
+DESIGN = np.stack([np.ones(10), TIMES], axis=1)
+AHEAD = np.array([1.0, 1.5]) @ np.linalg.pinv(DESIGN)  # of the log, at time 1.5
+LOG_NOISE = 0.7
+
+
+def growth(key, theta):
+    return theta["level"] + theta["slope"] * TIMES + LOG_NOISE * jr.normal(key, (10,))
+
+
+def size_ahead(x):
+    return jnp.exp(AHEAD.astype(np.float32) @ x - LOG_NOISE**2 * float(AHEAD @ AHEAD) / 2)
+
+
 SHARES = jnp.array(
     [
         [0.25, 0.25, 0.25, 0.25],
@@ -332,5 +383,41 @@ FURTHER = [
         lambda k, t: jnp.cumsum(jr.exponential(k, (8,))) / t,
         lambda x: 7 / x[-1],
         jnp.geomspace(0.1, 10.0, 9),
+    ),
+    box(
+        "effect-of-two-samples",
+        {"m1": (-2.0, 2.0), "m2": (-2.0, 2.0), "s1": (0.5, 2.0)},
+        two_samples,
+        effect_of_two,
+        lambda t: (t["m1"] - t["m2"]) / t["s1"],
+    ),
+    box(
+        "ratio-of-variances",
+        {"m1": (-2.0, 2.0), "m2": (-2.0, 2.0), "s1": (0.5, 2.0), "s2": (0.5, 2.0)},
+        two_samples,
+        lambda x: x[0].var(ddof=1) / x[1].var(ddof=1) * 9 / 11,
+        lambda t: (t["s1"] / t["s2"]) ** 2,
+    ),
+    plain(
+        "rate-of-one-cause",
+        {"first": dist.Gamma(3.0, 1.0), "second": dist.Gamma(3.0, 1.0)},
+        two_causes,
+        lambda x: x["cause"].sum() / 12 * 11 / x["time"].sum(),
+        {"first": jnp.geomspace(0.44, 8.4, 9), "second": jnp.geomspace(8.4, 0.44, 9)},
+        lambda t: t["first"],
+    ),
+    box(
+        "variance-between-groups",
+        {"mean": (-10.0, 10.0), "between": (0.0, 4.0), "within": (0.5, 2.0)},
+        groups,
+        between_groups,
+        lambda t: t["between"],
+    ),
+    box(
+        "size-ahead-over-six-decades",
+        {"level": (-3.0, 3.0), "slope": (-3.0, 3.0)},
+        growth,
+        size_ahead,
+        lambda t: jnp.exp(t["level"] + 1.5 * t["slope"]),
     ),
 ]
