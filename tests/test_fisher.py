@@ -315,6 +315,29 @@ def test_quadrature_is_refused_where_it_is_wrong():
         mvue.crb(POWER, 0.5, method="quadrature")
 
 
+@pytest.mark.parametrize("rate", [1e-5, 1e-2, 3.0])
+def test_independent_draws_are_recognised_by_their_likelihood(rate):
+    """Without exchangeable=True; where the parameters of the elements differ, they are not."""
+    prior = dist.Uniform(1e-6, 5.0)
+    counts = mvue.Problem.from_likelihood(prior, lambda t: dist.Poisson(t).expand((N,)))
+    found = mvue.fisher_information(counts, rate)
+    assert found.method == "quadrature"
+    exact = N / np.float32(rate).astype(float)
+    assert found.matrix[0, 0] == pytest.approx(exact, rel=1e-6)
+    exposures = jnp.linspace(1.0, 2.0, N)
+    of_several = mvue.Problem.from_likelihood(prior, lambda t: dist.Poisson(t * exposures))
+    with pytest.raises(mvue.BoundError, match="not the sum of one function of each element"):
+        mvue.fisher_information(of_several, rate, method="quadrature")
+
+
+def test_what_tells_may_be_too_rare_for_draws():
+    counts = mvue.Problem.from_likelihood(dist.Uniform(1e-7, 5.0), dist.Poisson)
+    with pytest.raises(
+        mvue.IrregularModelError, match="16,384 samples are too few: all have the same"
+    ):
+        mvue.fisher_information(counts, 1e-6, method="monte carlo")
+
+
 def test_relative_error(monkeypatch):
     found = mvue.fisher_information(EXPONENTIAL, 2.0, method="monte carlo", relative_error=0.01)
     assert found.se[0, 0] <= 0.01 * found.matrix[0, 0]

@@ -34,9 +34,9 @@ def fisher_information(
         theta: where; one value, as the prior draws it.
         method: ``"gaussian"``, the closed form, for `Problem.from_likelihood` with a normal
             distribution; ``"quadrature"``, over one draw, for x of independent scalars
-            (``exchangeable=True``), continuous or whole numbers; ``"monte carlo"``, the mean
-            outer product of simulated scores, for everything else; ``"auto"``, the first of these
-            that applies.
+            (unless ``exchangeable=False``), continuous or whole numbers; ``"monte carlo"``, the
+            mean outer product of simulated scores, for everything else; ``"auto"``, the first of
+            these that applies.
         key: decides the draws; by default ``jax.random.key(0)``.
         samples: draws for Monte Carlo, by default 16,384, at least 4 for each number in theta;
             with `relative_error` the most that may be used, by default 8 million.

@@ -6,7 +6,6 @@ density is known: simulated draws say where the bulk is, an adaptive rule does t
 answer counts only if the density has mass 1 and the score mean 0.
 """
 
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -110,11 +109,12 @@ class _Density:
         self.problem, self.layout, self.flat = problem, layout, flat
         x, _ = problem.shapes()
         shapes = [leaf.shape for leaf in jax.tree.leaves(x)]
-        scalar = len(shapes) == 1 and np.prod(shapes[0][1 if problem.exchangeable else 0 :]) == 1
+        first = 0 if problem.exchangeable is False else 1
+        scalar = len(shapes) == 1 and np.prod(shapes[0][first:]) == 1
         if not scalar or x is not jax.tree.leaves(x)[0]:
             raise BoundError(
                 "quadrature needs x to be one scalar, or independent scalars: an array of shape "
-                "(n,) of a problem with exchangeable=True"
+                "(n,) of a problem without exchangeable=False"
             )
         self.shape, self.n = shapes[0], int(np.prod(shapes[0]))
         draws = max(1, -(-PILOT_DRAWS // self.n))
@@ -130,14 +130,21 @@ class _Density:
 
     def _check_additive(self) -> None:
         """Refuse a likelihood that is not a sum of one function of each element."""
-        choice = np.random.default_rng(0).integers(8, size=self.n)
-        values = self.pilot[:, np.linspace(0, self.pilot.shape[1] - 1, 8).astype(int)]
-        single, _ = self(np.repeat(np.arange(len(self.flat)), 8), values.ravel())
-        single = single.reshape(-1, 8)
-        x = values[:, choice]
-        whole, _ = self.evaluate(np.arange(len(self.flat)), x)
-        error = np.abs(whole - single[:, choice].mean(axis=1))
-        if not (error <= 1e-6 * (1 + np.abs(single[:, choice]).mean(axis=1))).all():
+        drawn = self.pilot[:, np.linspace(0, self.pilot.shape[1] - 1, 8).astype(int)]
+        values = drawn
+        if self.discrete:  # draws may all be the same; what is next to them may be impossible
+            values = np.concatenate([drawn, self.pilot[:, :1] + np.arange(8)], axis=1)
+        every, size = np.arange(len(self.flat)), values.shape[1]
+        single, _ = self(np.repeat(every, size), values.ravel())
+        single = single.reshape(-1, size)
+        possible = np.isfinite(single)
+        possible[:, :8] = True
+        rng = np.random.default_rng(0)
+        choice = np.stack([rng.choice(np.flatnonzero(row), self.n) for row in possible])
+        whole, _ = self.evaluate(every, np.take_along_axis(values, choice, axis=1))
+        parts = np.take_along_axis(single, choice, axis=1)
+        error = np.abs(whole - parts.mean(axis=1))
+        if not (error <= 1e-6 * (1 + np.abs(parts).mean(axis=1))).all():
             raise BoundError(
                 "log_likelihood is not the sum of one function of each element of x, or not finite"
             )

@@ -20,6 +20,7 @@ LEAST_SAMPLES = 4  # for each number in theta: with fewer, nothing is left of th
 MOST_SAMPLES = 2**23  # where a relative error was asked for
 PIECE_NUMBERS = 2**21  # numbers of x and of its derivatives held at a time, 16 MB
 SCORE_LIMIT = 6.0  # standard errors that the mean score may be away from zero
+ROUNDING = 1e-10  # of second moments: scores that differ by less are the same
 SHARE_LIMIT = 0.05  # of the information that one draw may make up
 SHARE_FROM = 5_000  # draws from which on that is judged
 
@@ -173,7 +174,15 @@ def _judged(layout: Layout, sums: _Sums) -> Informations:
             in_errors = np.where(mean == 0, 0.0, in_errors)
             share = np.nan_to_num(sums.largest[k] / (n * second))
         worst, ruled = np.abs(in_errors).argmax(), share.argmax()
-        if abs(in_errors[worst]) > SCORE_LIMIT:
+        same = (second - mean**2 <= ROUNDING * second) & (mean != 0)
+        if same.any():
+            message = (
+                "the support of the data depends on theta, or simulate and log_likelihood "
+                f"disagree, or {n:,.0f} samples are too few: all have the same score of "
+                f"{layout.names[same.argmax()]}, and it is not 0"
+            )
+            found.fail([k], IrregularModelError(message))
+        elif abs(in_errors[worst]) > SCORE_LIMIT:
             message = (
                 "the support of the data depends on theta, or simulate and log_likelihood "
                 f"disagree: the mean score of {layout.names[worst]} is not 0 but "
