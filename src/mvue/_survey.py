@@ -29,6 +29,7 @@ from ._theta_range import Coordinates, coordinates_of
 from ._types import Key, Theta
 
 TABLE = 65  # entries of the tables of training values
+MUCH_BETTER = 0.7  # share of the squared error that is left where y, too, is a guide
 SPREAD = 128  # values of theta around each point that tell how much y varies
 PILOT = 1024
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
@@ -226,7 +227,7 @@ def _expected_error(
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
     of_both = smooth(np.concatenate([place / (TABLE - 1) * widths, along], axis=1), log_sds)
-    if of_theta.left_out <= of_both.left_out:
+    if of_both.left_out > MUCH_BETTER * of_theta.left_out:
         return lambda theta: of_theta(place_of(theta))
     scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
 
