@@ -57,6 +57,10 @@ def export_onnx(model: Model, path: str | Path) -> Exported:
         raise ImportError(
             f"export needs jax2onnx and onnxruntime: pip install 'mvue[export]' ({error})"
         ) from error
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model must be what mvue.load returned, got {type(model).__name__}: save it first"
+        )
     if model.x is None:
         raise ExportError(
             "the file does not tell the shape of a measurement: save the estimator with problem="
