@@ -17,7 +17,7 @@ def seen(statistics, x):
 
 
 def has(statistics, wanted, rtol=1e-3):
-    """Whether one of the columns is what is wanted, up to a factor, of which only the size."""
+    """Whether one of the columns is what is wanted, up to a constant factor."""
     ratio = np.asarray(statistics) / np.asarray(wanted)[:, None]
     return bool((np.ptp(ratio, axis=0) <= rtol * np.abs(ratio).min(axis=0)).any())
 

@@ -130,10 +130,9 @@ class _Density:
 
     def _check_additive(self) -> None:
         """Refuse a likelihood that is not a sum of one function of each element."""
-        drawn = self.pilot[:, np.linspace(0, self.pilot.shape[1] - 1, 8).astype(int)]
-        values = drawn
+        values = self.pilot[:, np.linspace(0, self.pilot.shape[1] - 1, 8).astype(int)]
         if self.discrete:  # draws may all be the same; what is next to them may be impossible
-            values = np.concatenate([drawn, self.pilot[:, :1] + np.arange(8)], axis=1)
+            values = np.concatenate([values, self.pilot[:, :1] + np.arange(8)], axis=1)
         every, size = np.arange(len(self.flat)), values.shape[1]
         single, _ = self(np.repeat(every, size), values.ravel())
         single = single.reshape(-1, size)

@@ -210,7 +210,8 @@ def _expected_error(
     )
     sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
     log_sds = np.log(sd + _least_error(sd, centre))
-    of_theta = smooth(place / (TABLE - 1) * widths, log_sds)
+    points = place / (TABLE - 1) * widths
+    of_theta = smooth(points, log_sds)
     spans = jnp.asarray(widths, jnp.result_type(float))
 
     def place_of(theta: Theta) -> Array:
@@ -226,7 +227,7 @@ def _expected_error(
     pairs = [unit_scale(*columns) for columns in zip(centre.T, log_sds.T, strict=True)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
-    of_both = smooth(np.concatenate([place / (TABLE - 1) * widths, along], axis=1), log_sds)
+    of_both = smooth(np.concatenate([points, along], axis=1), log_sds)
     if of_both.left_out > MUCH_BETTER * of_theta.left_out:
         return lambda theta: of_theta(place_of(theta))
     scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
