@@ -19,6 +19,7 @@ import optax
 import pytest
 
 import mvue
+from mvue._checkpoint import program_digest
 from plain import plain_fit
 
 STEPS = 800
@@ -154,6 +155,23 @@ def test_hidden_learning_rates_are_told_apart(tmp_path):
     small_fit(tmp_path, optimizer=optimizer(1e-3), steps=3)
     with pytest.raises(mvue.CheckpointError, match="first_state"):
         small_fit(tmp_path, optimizer=optimizer(1e-1), steps=3)
+
+
+def test_a_program_is_told_by_what_it_does_and_not_by_what_was_traced_before():
+    @jax.jit
+    def inner(x):
+        return jnp.sin(x) * 2
+
+    def outer(x, between=lambda: None, constant=1.0):
+        once = inner(x)
+        between()
+        return inner(once) + constant
+
+    shared = jax.make_jaxpr(outer)(1.0)
+    apart = jax.make_jaxpr(lambda x: outer(x, between=inner.clear_cache))(1.0)
+    other = jax.make_jaxpr(lambda x: outer(x, constant=1.0001))(1.0)
+    assert str(shared) != str(apart)  # JAX prints one inner function, and two
+    assert program_digest(shared) == program_digest(apart) != program_digest(other)
 
 
 def test_other_files_in_the_folder_survive(finished):

@@ -11,7 +11,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +173,48 @@ class Checkpoints:
             )
 
 
-def program_digest(jaxpr: Any) -> str:
+def program_digest(program: Any) -> str:
     """A digest of a traced program: its operations and the constants it closes over.
 
-    It changes with the prior, the simulator, the network, the loss and the optimizer.
+    It changes with the prior, the simulator, the network, the loss and the optimizer. The text
+    that JAX prints would not do: it tells whether two nested programs are one object, which
+    depends on what else the process has traced.
     """
-    operations = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))  # addresses differ between processes
-    digest = hashlib.sha256((operations + arrays_digest(list(constants_of(jaxpr)))).encode())
-    return digest.hexdigest()[:16]
+    known: dict[int, str] = {}
+
+    def described(node: Any) -> str:
+        if isinstance(node, (list, tuple)):
+            return f"({' '.join(map(described, node))})"
+        if isinstance(node, _ARRAYS):
+            return arrays_digest(node)
+        if hasattr(node, "jaxpr"):  # closed
+            return described(node.jaxpr) + described(node.consts)
+        if hasattr(node, "eqns"):
+            if id(node) not in known:
+                known[id(node)] = hashlib.sha256(operations(node).encode()).hexdigest()[:16]
+            return known[id(node)]
+        return re.sub(r"0x[0-9a-f]+", "", str(node))  # addresses differ between processes
+
+    def operations(jaxpr: Any) -> str:
+        names: dict[Any, int] = {}
+
+        def named(variables: Iterable[Any]) -> str:
+            return " ".join(
+                f"{described(v.val) if hasattr(v, 'val') else names.setdefault(v, len(names))}"
+                f":{v.aval}"
+                for v in variables
+            )
+
+        lines = [named([*jaxpr.constvars, *jaxpr.invars])]
+        for equation in jaxpr.eqns:
+            settings = [(k, equation.params[k]) for k in sorted(equation.params)]
+            lines.append(
+                f"{named(equation.outvars)} = {equation.primitive} {described(settings)} "
+                f"{named(equation.invars)}"
+            )
+        return "\n".join([*lines, named(jaxpr.outvars)])
+
+    return described(program)
 
 
 def constants_of(node: Any) -> Iterator[Any]:
