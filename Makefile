@@ -6,16 +6,18 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 .PHONY: demo test lint docs bench clean
 
-# One stamp per set of extras: a target installs only what it uses.
+# One stamp per set of extras: a target installs only what it uses; dev has it all.
+stamp = $(VENV)/installed-$(if $(wildcard $(VENV)/installed-dev),dev,$(1))
+
 $(VENV)/installed-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[$*]"
 	touch $@
 
-demo: $(VENV)/installed-all
+demo: $(call stamp,all)
 	$(BIN)/mvue reproduce snr --preset quick --out runs/snr
 
-test: $(VENV)/installed-test
+test: $(call stamp,test)
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/installed-dev
@@ -23,10 +25,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: $(VENV)/installed-docs
+docs: $(call stamp,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/installed-test
+bench: $(call stamp,test)
 	$(BIN)/python benchmarks/snr_training.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/mle.py

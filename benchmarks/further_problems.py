@@ -392,7 +392,7 @@ FURTHER = [
         lambda t: (t["m1"] - t["m2"]) / t["s1"],
     ),
     box(
-        "ratio-of-variances",
+        "ratio-of-variances-about-means",
         {"m1": (-2.0, 2.0), "m2": (-2.0, 2.0), "s1": (0.5, 2.0), "s2": (0.5, 2.0)},
         two_samples,
         lambda x: x[0].var(ddof=1) / x[1].var(ddof=1) * 9 / 11,

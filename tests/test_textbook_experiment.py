@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mvue
+from hasty import hasty
 from mvue._fit import History
 from mvue.cli import app
 from mvue.experiments import _textbook_figures as figures
@@ -33,7 +34,8 @@ LEARNED = ("emmse", "emmse_second", "bce", "bce_second")
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("textbook")
     command = ["reproduce", "textbook", "--preset", "smoke", "--out", str(folder)]
-    result = CliRunner().invoke(app, command)
+    with hasty():
+        result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     return folder, json.loads((folder / "results.json").read_text()), result.output
 

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import mvue
+from hasty import hasty
 from mvue import _loop
 from plain import plain_fit
 
@@ -119,7 +120,8 @@ def test_key_decides_everything(line):
 )
 def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     problem = mvue.Problem(dist.Uniform(100.0, 101.0), simulate, exchangeable=exchangeable)
-    fit = mvue.fit(problem, key=jr.key(0), steps=4)
+    with hasty():
+        fit = mvue.fit(problem, key=jr.key(0), steps=4)
     x = jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(1), 1, 1).x)
     estimate = fit.estimator(x)
     assert estimate.shape == (1,)
@@ -134,6 +136,21 @@ def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     assert model.training["ranges"][0]["interest"] == [100.0, 101.0]
     fresh = jax.tree.map(lambda leaf: leaf[:, 0], problem.draw(jr.key(2), 2_000, 1).x)
     assert model.outside(fresh).mean() < 2e-3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": mvue.mse},
+        {"optimizer": "adam"},
+        {"network": lambda x: x[:1]},
+        {"baseline": lambda x: x[:1]},
+    ],
+)
+def test_what_is_wrong_is_told_before_the_survey(wrong, line, key, monkeypatch):
+    monkeypatch.setattr("mvue._train.survey", lambda *_, **__: pytest.fail("this takes seconds"))
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        mvue.fit(line, key=key, **wrong)
 
 
 def test_scaling_is_measured_not_trained(line, key):

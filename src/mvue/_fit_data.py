@@ -97,7 +97,7 @@ def fit_data(
         )
     keep = keep or ("best" if validation else "average")
     schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
-    schedule.check(keep)
+    schedule.check(keep, optimizer)
     for name, value in (
         ("batch_rows", batch_rows),
         ("batch_units", batch_units),

@@ -25,7 +25,7 @@ from ._fit import Fit, History, Outcome
 from ._frozen import count_weights
 from ._memory import bytes_needed, require_memory
 from ._problem import check_count, nonfinite_error
-from ._program import Arrays, Program, State, Sums
+from ._program import Arrays, Program, State, Sums, check_optimizer
 from ._progress import progress_bar
 from ._signals import stop_signals
 from ._survey import Survey
@@ -55,8 +55,9 @@ class Schedule(NamedTuple):
     progress: bool | None
     validations: int = 100
 
-    def check(self, keep: str) -> None:
+    def check(self, keep: str, optimizer: Any) -> None:
         """Refuse what cannot be meant."""
+        check_optimizer(optimizer)
         check_count("steps", self.steps)
         check_count("validations", self.validations)
         if self.patience is not None:

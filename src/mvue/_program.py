@@ -126,7 +126,7 @@ class Program:
             )
         self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
         if not isinstance(optimizer, optax.GradientTransformation):
-            optimizer = default_optimizer(steps, 5e-3 if optimizer is None else optimizer)
+            optimizer = default_optimizer(steps, 5e-3 if optimizer is None else float(optimizer))
         self.optimizer = optax.with_extra_args_support(optimizer)
 
     def initial_state(self) -> State:
@@ -283,17 +283,23 @@ class Program:
         return self.source.judge(lambda x: self.estimate(arrays, x), self.loss, key, pool)
 
 
-def default_optimizer(steps: int, peak: Any) -> optax.GradientTransformation:
-    """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer, learning rate, or None for the default."""
+    if optimizer is None or isinstance(optimizer, optax.GradientTransformation):
+        return
     try:
-        peak = float(peak)
+        rate = float(optimizer)
     except (TypeError, ValueError) as error:
         raise TypeError(
             "optimizer must be an Optax optimizer, such as optax.adam(1e-3), or a learning rate, "
-            f"got {peak!r}"
+            f"got {optimizer!r}"
         ) from error
-    if not peak > 0:
-        raise ValueError(f"optimizer, as a learning rate, must be positive, got {peak}")
+    if not rate > 0:
+        raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
+
+
+def default_optimizer(steps: int, peak: float) -> optax.GradientTransformation:
+    """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
     warmup = max(1, steps // 100)
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
 

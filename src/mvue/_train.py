@@ -130,7 +130,7 @@ def fit(
             f"problem must be a Problem, or data for fit_data, got {type(problem).__name__}"
         )
     schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
-    schedule.check(keep)
+    schedule.check(keep, optimizer)
     check_count("batch_size", batch_size)
     check_count("replicates", replicates)
     check_count("anchors", anchors, least=0)
@@ -146,11 +146,17 @@ def fit(
     if training_prior is not None:
         _check_training_prior(problem, training_prior)
     _check_weight(problem, loss)
+    x, y = problem.shapes()
+    for name, function in (("network", network), ("baseline", baseline)):
+        if function is not None:
+            check_estimator(name, function, x, y.shape[0])
+    weighted_by = getattr(loss, "weighted_by", None)
+    if not weighted_by:
+        _check_loss(problem, batch_size, replicates, loss)
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
     chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
-    weighted_by = getattr(loss, "weighted_by", None)
     seen: Survey | None = None
     if network is None or chooses_prior or weighted_by:
         seen = survey(problem, key=key)
@@ -166,17 +172,13 @@ def fit(
     if network is None:
         assert seen is not None
         network = default_network(problem, seen, correction=baseline is not None, key=network_key)
-    x, y = problem.shapes()
-    check_estimator("network", network, x, y.shape[0])
     if baseline is not None:
-        check_estimator("baseline", baseline, x, y.shape[0])
         network = WithBaseline(Given(baseline), network)
     control, weights = None, getattr(loss, "penalty_weights", None)
     if weights and (anchors or baseline is not None):
         control = Control(ThetaFeatures(problem, features_key), weights)
     source = Simulations(problem, batch_size, replicates, mesh_for(batch_size))
     program = Program(source, network, loss, steps, optimizer, keep, control)
-    _check_loss(source, loss)
     if baseline is not None:
         _check_baseline(program, pilot_key)
     settings = {
@@ -242,9 +244,11 @@ def _check_weight(problem: Problem, loss: Callable[..., Any]) -> None:
         raise ValueError(f"weight(y) must be positive and finite, got {value} at y = {y}")
 
 
-def _check_loss(source: Simulations, loss: Callable[[Any, Draw, Any], Any]) -> None:
-    draw, _ = jax.eval_shape(lambda: source.draw(jr.key(0), ()))
-    shape = (source.batch_size, source.replicates, source.d)
+def _check_loss(
+    problem: Problem, batch_size: int, replicates: int, loss: Callable[[Any, Draw, Any], Any]
+) -> None:
+    draw = jax.eval_shape(lambda: problem.draw(jr.key(0), batch_size, replicates))
+    shape = (batch_size, replicates, draw.y.shape[1])
     estimates = jax.ShapeDtypeStruct(shape, draw.y.dtype)
     try:
         value = jax.eval_shape(loss, estimates, draw, jax.ShapeDtypeStruct((), jnp.float32))
