@@ -217,8 +217,8 @@ def estimate_microseconds(estimator: Any, x: Any) -> float:
 def best_microseconds(batch: Callable[[], Any], count: int) -> float:
     """Time of one of the `count` things that a call does, the best of a few after the first."""
     batch()
-    seconds = []
-    for _ in range(5):
+    seconds: list[float] = []
+    while len(seconds) < 5 and sum(seconds) < 1.0:
         begun = time.perf_counter()
         batch()
         seconds.append(time.perf_counter() - begun)
