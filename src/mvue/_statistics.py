@@ -55,10 +55,8 @@ class Statistics(eqx.Module):
             return self._of_numbers(flatten(x))
         rows = stack_elements(x)
         if self.kind == "vectors":
-            parts = [_of_vectors(rows), *self._of_powers(rows)]
-            if self.whitening is not None:
-                parts.append(_against_noise([rows], self.whitening))
-            return jnp.concatenate(parts)
+            parts = [*self._of_powers(rows), *self._mean_in_noise(rows)]
+            return jnp.concatenate([_of_vectors(rows), *parts])
         return self._of_scalars(rows[:, 0])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
@@ -70,10 +68,8 @@ class Statistics(eqx.Module):
             return jnp.concatenate([values, _products(values)])
         rows = stack_elements(x)
         if self.kind == "vectors":
-            parts = [_natural_of_vectors(rows), *self._power_ratios(rows)]
-            if self.whitening is not None:
-                parts.append(_against_noise([rows], self.whitening))
-            return jnp.concatenate(parts)
+            parts = [*self._power_ratios(rows), *self._mean_in_noise(rows)]
+            return jnp.concatenate([_natural_of_vectors(rows), *parts])
         values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
@@ -145,6 +141,9 @@ class Statistics(eqx.Module):
     def _power_ratios(self, rows: Float[Array, "n p"]) -> list[Array]:
         """Signal over noise, if some directions have the one and all have the other."""
         return [first[:-1] / (last[1:] + self._floor**2) for _, first, last in self._powers(rows)]
+
+    def _mean_in_noise(self, rows: Float[Array, "n p"]) -> list[Array]:
+        return [] if self.whitening is None else [_against_noise([rows], self.whitening)]
 
     def _compress(self, values: Array) -> Array:
         if self.positive:
