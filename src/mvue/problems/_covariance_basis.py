@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._problem import check_count
+from .._problem import check_count, element_support
 from .._threads import on_one_thread
 
 PAIRS = ((0, 3), (1, 3), (2, 4), (3, 4))
@@ -147,9 +147,7 @@ def check_positive(basis: np.ndarray, offset: np.ndarray, prior: Any, draws: np.
 
 def _box(prior: Any, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the prior's support for each component; infinite where it does not tell."""
-    support: Any = getattr(prior, "support", None)
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
+    support = element_support(prior)
     low = getattr(support, "lower_bound", -np.inf)
     high = getattr(support, "upper_bound", np.inf)
     low, high = (np.broadcast_to(np.asarray(b, float), draws.shape) for b in (low, high))
