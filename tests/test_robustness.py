@@ -183,7 +183,7 @@ def test_simulator_that_raises_is_named():
 def test_simulator_that_gives_infinities_is_refused():
     problem = mvue.Problem(
         dist.Uniform(0.0, 1.0),
-        lambda key, y: jnp.where(jr.uniform(key) < 0.2, jnp.inf, y + jr.normal(key, (3,))),
+        lambda key, y: jnp.where(jr.uniform(key) < 0.2, jnp.inf, y + jr.normal(key, (10,))),
     )
     with pytest.raises(mvue.SimulatorError, match="non-finite"):
         mvue.fit(problem, network(), key=jr.key(0), steps=10)

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import mvue
+from hasty import hasty
 from mvue.cli import app
 from mvue.datasets import DatasetError
 from mvue.experiments._rssi_methods import simulated_table
@@ -18,7 +19,7 @@ def smoke(tmp_path_factory):
     """On data of the simulated room, wherever the measurements are."""
     folder = tmp_path_factory.mktemp("rssi")
     command = ["reproduce", "rssi", "--preset", "smoke", "--out", str(folder)]
-    with pytest.MonkeyPatch.context() as patch:
+    with hasty(), pytest.MonkeyPatch.context() as patch:
 
         def unreachable():
             raise DatasetError("no way there")
