@@ -191,7 +191,7 @@ def program_digest(program: Any) -> str:
             return described(node.jaxpr) + described(node.consts)
         if hasattr(node, "eqns"):
             if id(node) not in known:
-                known[id(node)] = hashlib.sha256(operations(node).encode()).hexdigest()[:16]
+                known[id(node)] = _text_digest(operations(node))
             return known[id(node)]
         return re.sub(r"0x[0-9a-f]+", "", str(node))  # addresses differ between processes
 
@@ -214,7 +214,11 @@ def program_digest(program: Any) -> str:
             )
         return "\n".join([*lines, named(jaxpr.outvars)])
 
-    return described(program)
+    return _text_digest(described(program))
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def constants_of(node: Any) -> Iterator[Any]:
