@@ -142,6 +142,7 @@ def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     "wrong",
     [
         {"loss": mvue.mse},
+        {"loss": mvue.bce(lambda _: jnp.ones(3))},
         {"optimizer": "adam"},
         {"network": lambda x: x[:1]},
         {"baseline": lambda x: x[:1]},

@@ -151,8 +151,8 @@ def fit(
         if function is not None:
             check_estimator(name, function, x, y.shape[0])
     weighted_by = getattr(loss, "weighted_by", None)
-    if not weighted_by:
-        _check_loss(problem, batch_size, replicates, loss)
+    trial = weighted_by(lambda _: jnp.ones(y.shape[0])) if weighted_by else loss
+    _check_loss(problem, batch_size, replicates, trial)
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
