@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 
 import mvue
-from mvue.plot import new_figure
+from mvue._display.figures import new_figure
 from mvue.problems import CovarianceMLP, structured_covariance
 
 STEPS, N, M = 6000, 256, 4

@@ -15,7 +15,7 @@ import numpy as np
 
 import mvue
 from further_problems import FURTHER
-from mvue.experiments._textbook_results import BIAS_BAND, MSE_BAND, Judged
+from mvue.experiments.textbook.results import BIAS_BAND, MSE_BAND, Judged
 from mvue.problems import textbook
 from plain_problems import PLAIN
 

@@ -65,11 +65,11 @@ def cost(batch: int, replicates: int, samples: int, unknowns: int, steps: int) -
     import numpyro.distributions as dist
 
     import mvue
-    from mvue._compiled import compiled
-    from mvue._devices import mesh_for
-    from mvue._memory import bytes_needed
-    from mvue._program import Program
-    from mvue._simulations import Simulations
+    from mvue._runtime.devices import mesh_for
+    from mvue._runtime.host import bytes_needed
+    from mvue._runtime.programs import compiled
+    from mvue._training.program import Program
+    from mvue._training.simulations import Simulations
 
     problem = mvue.Problem(
         dist.Uniform(0.0, 1.0).expand((unknowns,)).to_event(1),

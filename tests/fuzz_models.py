@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import mvue
-from mvue._model_file import Contents, read, to_bytes
+from mvue._serialise.container import Contents, read, to_bytes
 
 
 def run(files, *, mutations, seed, folder, watch=False, deep_share=0.15):

@@ -9,6 +9,8 @@ import pytest
 @contextmanager
 def hasty() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mvue._look.BUDGET", 0)  # of simulated numbers: the fewest that will do
-        patch.setattr("mvue._baseline.PIECES", 4)
+        patch.setattr(
+            "mvue._recipe.sensitivity.BUDGET", 0
+        )  # of simulated numbers: the fewest that will do
+        patch.setattr("mvue._recipe.baseline.PIECES", 4)
         yield

@@ -26,10 +26,12 @@ from sklearn.preprocessing import (
 
 import mvue
 from mvue import Affine
-from mvue._baseline import Baseline, PlugIn
-from mvue._input_range import TrainedOn
-from mvue._networks import Given, ScaleBack, WithBaseline, perceptron
-from mvue._statistics import Statistics
+from mvue._recipe.baseline import Baseline, PlugIn
+from mvue._recipe.summaries import Statistics
+from mvue._training.input_range import TrainedOn
+from mvue.nn._layers import perceptron
+from mvue.nn._staged import Given, WithBaseline
+from mvue.nn._standardize import ScaleBack
 from mvue.problems import CovarianceMLP, UnrolledCovariance, rssi_room, structured_covariance
 from mvue.sklearn import BCERegressor, LinearBCE, LinearBCECV
 

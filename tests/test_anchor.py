@@ -11,11 +11,10 @@ import pytest
 
 import mvue
 from hasty import hasty
-from mvue._anchor import Control
-from mvue._networks import Given, Staged, WithBaseline
-from mvue._program import Program
-from mvue._simulations import Simulations
-from mvue._theta_features import MOST, ThetaFeatures
+from mvue._training.control_variate import MOST, Control, ThetaFeatures
+from mvue._training.program import Program
+from mvue._training.simulations import Simulations
+from mvue.nn._staged import Given, Staged, WithBaseline
 from plain import plain_fit
 
 N = 8

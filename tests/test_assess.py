@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
-from mvue import _error_pieces
-from mvue._moments import merge, moments_of, summarize
-from mvue.plot import new_figure, share_legend
+from mvue._assessment import errors as _error_pieces
+from mvue._assessment.moments import merge, moments_of, summarize
+from mvue._display.figures import new_figure, share_legend
 
 AT = np.array([[0.0, 0.5], [-0.5, 0.9], [1.0, -1.0]])
 
@@ -229,7 +229,7 @@ def test_tables_lose_nothing(line, key):
 
 def test_fit_and_assess_share_no_random_numbers(line, key):
     """The same key may be given to both."""
-    from mvue._problem import key_for
+    from mvue._core.keys import key_for
 
     keys = [key_for(purpose, key) for purpose in ("fit", "assess", "standardize", "refit")]
     parts = np.concatenate([jr.key_data(jr.split(k, 4)) for k in keys])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mvue._small_matrices import cholesky, invert, multiply, solve
-from mvue._sorting import LONGEST, sort
+from mvue._numerics.small_matrices import cholesky, invert, multiply, solve
+from mvue._numerics.sorting import LONGEST, sort
 
 floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 

@@ -18,8 +18,11 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue import _blackbox, _executors, _filling, _shard_files
-from mvue._draws import stream
+from mvue._blackbox import executors as _executors
+from mvue._blackbox import filling as _filling
+from mvue._blackbox import simulate as _blackbox
+from mvue._blackbox.worker import stream
+from mvue._data import shards as _shard_files
 
 UNITS, REPEATS = 60, 4
 SLOW_SEED = 26
@@ -275,10 +278,10 @@ def test_more_units_are_added_to_a_folder(tmp_path, small_shards):
 
 KILLED = """
 import sys, time
-import mvue._blackbox, mvue._filling
+import mvue._blackbox.simulate, mvue._blackbox.filling
 from test_blackbox import level, measure, prior
 
-mvue._filling.FLUSH_SECONDS = 0.0
+mvue._blackbox.filling.FLUSH_SECONDS = 0.0
 calls = 0
 
 def slow(theta, rng):
@@ -289,7 +292,7 @@ def slow(theta, rng):
         time.sleep(60)
     return measure(theta, rng)
 
-mvue._blackbox.simulate(
+mvue._blackbox.simulate.simulate(
     slow, prior, target=level, folder=sys.argv[1], units=60, repeats=4, seed=3, time_limit=100.0
 )
 """

@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import mvue
-from mvue._checkpoint import program_digest
+from mvue._runtime.digest import program_digest
 from plain import plain_fit
 
 STEPS = 800
@@ -189,7 +189,7 @@ def test_a_file_is_not_a_folder(tmp_path):
 
 
 def test_checkpoint_of_another_version_is_refused(finished, monkeypatch):
-    monkeypatch.setattr("mvue._loop.__version__", "99.0")
+    monkeypatch.setattr("mvue._training.loop.__version__", "99.0")
     with pytest.raises(mvue.CheckpointError, match=r"mvue: '.*' there, '99.0' here"):
         small_fit(finished)
 

@@ -19,13 +19,14 @@ from scipy.special import softmax
 from typer.testing import CliRunner
 
 import mvue
-from mvue.cli import app
+from mvue.cli.main import app
 from mvue.datasets import CIFAR10, DatasetError, _cifar10, _fetch, cifar10
-from mvue.experiments import OptionError, _cifar10_teacher
-from mvue.experiments._cifar10_images import MEAN, SD, random_crop, standardized
-from mvue.experiments._cifar10_labels import read_labels, smoothed_one_hot, softened
-from mvue.experiments._cifar10_measures import accuracy_by_crops, soft_label_moments
-from mvue.experiments._cifar10_students import (
+from mvue.experiments import OptionError
+from mvue.experiments.cifar10 import teacher as _cifar10_teacher
+from mvue.experiments.cifar10.images import MEAN, SD, random_crop, standardized
+from mvue.experiments.cifar10.labels import read_labels, smoothed_one_hot, softened
+from mvue.experiments.cifar10.measures import accuracy_by_crops, soft_label_moments
+from mvue.experiments.cifar10.students import (
     Student,
     bias_loss,
     hard_loss,
@@ -33,7 +34,7 @@ from mvue.experiments._cifar10_students import (
     soft_label_problem,
     student_loss,
 )
-from mvue.experiments._convolutions import by_image, convolve, max_pool
+from mvue.nn._convolutions import by_image, convolve, max_pool
 
 runner = CliRunner()
 

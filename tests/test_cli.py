@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mvue.cli import app
+from mvue.cli.main import app
 from mvue.experiments import EXPERIMENTS
 
 runner = CliRunner()

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 import mvue
-from mvue._frozen import trainable
+from mvue.nn._frozen import trainable
 from mvue.problems import (
     CovarianceMLP,
     UnrolledCovariance,

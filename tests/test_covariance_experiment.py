@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from mvue.cli import app
+from mvue.cli.main import app
 
 ESTIMATORS = {
     "masked_sample_covariance",

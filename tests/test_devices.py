@@ -15,8 +15,8 @@ import pytest
 
 import mvue
 import mvue.distributed
-from mvue import _shard_files
-from mvue._devices import divided, mapped, mesh_for, whole_shares
+from mvue._data import shards as _shard_files
+from mvue._runtime.devices import divided, mapped, mesh_for, whole_shares
 
 HERE = Path(__file__).parent
 STEPS = 120

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import models
 import mvue
-from mvue.cli import app
+from mvue.cli.main import app
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("jax2onnx")

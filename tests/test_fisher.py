@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from scipy.special import gamma, polygamma
 
 import mvue
-from mvue import _score_sampling, problems
-from mvue._bounds import note_bounds
-from mvue._quadrature import _GAUSS, _INNER, _KRONROD
-from mvue.report import report_sections
+from mvue import problems
+from mvue._assessment.sections import report_sections
+from mvue._bounds import monte_carlo as _score_sampling
+from mvue._bounds.crb import note_bounds
+from mvue._bounds.quadrature import _GAUSS, _INNER, _KRONROD
 
 N = 10
 ONE = dist.Uniform(0.2, 4.0)

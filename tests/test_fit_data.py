@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
-from mvue._compiled import _programs, compiled
-from mvue._fixed_data import DataLoss, FixedData
-from mvue._losses import masked_squared_bias
-from mvue._pools import padded_pool, prepare, repeats_of, split_data
-from mvue._problem import key_for
-from mvue._repeats import Repeats
+from mvue._core.keys import key_for
+from mvue._data.repeats import Repeats
+from mvue._runtime.programs import _programs, compiled
+from mvue._training.fixed_data import DataLoss, FixedData
+from mvue._training.pools import padded_pool, prepare, repeats_of, split_data
+from mvue.losses._functions import masked_squared_bias
 from plain import plain_fit
 
 
@@ -362,7 +362,7 @@ def measure_twice(theta, rng):
 
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("mvue._shard_files.SHARD_UNITS", 50)
+    monkeypatch.setattr("mvue._data.shards.SHARD_UNITS", 50)
     with pytest.warns(mvue.FailedDrawsWarning):
         return mvue.simulate(
             measure_twice,
@@ -381,7 +381,7 @@ def test_data_larger_than_memory_take_turns(shards, monkeypatch, key):
     assert len(whole.x) == 330 * 4 - len(shards.failures)
     arguments = {"hidden": (4,), "steps": 60, "batch_units": 20, "key": key, "validation": 0.15}
     in_memory = mvue.fit_data(shards, **arguments)
-    monkeypatch.setattr("mvue._pools.POOL_BYTES", 2 * 50 * 4 * 3 * 4)
+    monkeypatch.setattr("mvue._training.pools.POOL_BYTES", 2 * 50 * 4 * 3 * 4)
     prepared = prepare(shards, 0.15, "units", 20, np.random.default_rng(0))
     pools = prepared.shards
     assert (pools.count, len(pools.shards), pools.steps) == (2, 6, 5)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from mvue._grouped_moments import GroupedMoments, MomentSummary
-from mvue._moment_totals import BLOCK_ROWS
-from mvue._threads import worker_count
-from mvue._unit_rows import group_rows
+from mvue._data.units import group_rows
+from mvue._linear.grouped_moments import GroupedMoments, MomentSummary
+from mvue._linear.totals import BLOCK_ROWS
+from mvue._runtime.threads import worker_count
 
 
 @pytest.fixture(autouse=True, scope="module")

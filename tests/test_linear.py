@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
-from mvue._grouped_moments import GroupedMoments
-from mvue._noise_spectrum import fit_moments, noise_spectrum, sample_resolution, spectrum_of
+from mvue._linear.grouped_moments import GroupedMoments
+from mvue._linear.spectrum import (
+    fit_moments,
+    noise_spectrum,
+    sample_resolution,
+    spectrum_of,
+)
 
 WEIGHTS = [0.0, 0.5, 10.0, 1000.0, math.inf]
 

@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue._baseline import fit_baseline
-from mvue._order import sets_in
-from mvue._problem import pilot_draw
-from mvue._statistics import Parts, choose_statistics
-from mvue._survey import _sets
+from mvue._core.sampling import pilot_draw
+from mvue._recipe.baseline import fit_baseline
+from mvue._recipe.exchangeability import sets_in
+from mvue._recipe.summaries import Parts, choose_statistics
+from mvue._recipe.survey import _sets
 
 SIZE = dist.Uniform(0.5, 2.0)
 SIGNED = dist.Uniform(-0.8, 0.8)

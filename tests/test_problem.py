@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue._problem import pilot_draw
+from mvue._core.sampling import pilot_draw
 
 
 def noisy(key, theta):

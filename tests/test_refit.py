@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue._refit import last_layer_features
+from mvue._linear.refit import last_layer_features
 
 SIGNAL, NOISE = 1 / 3, 0.25  # variances of y and of the noise in the problem `line`
 

@@ -16,7 +16,8 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue import _checkpoint, _memory
+from mvue._runtime import host as _memory
+from mvue._training import checkpoint as _checkpoint
 
 PROBLEM = mvue.Problem.from_likelihood(
     dist.Uniform(1.0, 4.0), lambda sd: dist.Normal(0.0, sd).expand([10])
@@ -66,7 +67,7 @@ def test_signals_in_training_lose_nothing(number, code, said, tmp_path):
 
 
 def test_second_signal_acts_at_once():
-    from mvue._signals import stop_signals
+    from mvue._runtime.host import stop_signals
 
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals() as received:
@@ -133,7 +134,7 @@ def test_folder_that_cannot_be_written_is_refused_before_training(tmp_path, monk
 def test_reproduce_refuses_a_folder_it_cannot_write_to(tmp_path):
     from typer.testing import CliRunner
 
-    from mvue.cli import app
+    from mvue.cli.main import app
 
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(

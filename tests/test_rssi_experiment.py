@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 import mvue
 from hasty import hasty
-from mvue.cli import app
+from mvue.cli.main import app
 from mvue.datasets import DatasetError
-from mvue.experiments._rssi_methods import simulated_table
+from mvue.experiments.rssi.methods import simulated_table
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_simulated_table_is_of_the_size_of_the_measured_one(seed):
 
 @pytest.mark.skipif("MVUE_DATA_DIR" not in os.environ, reason="MVUE_DATA_DIR is not set")
 def test_methods_on_the_measurements():
-    from mvue.experiments._rssi_methods import Settings, load_table, measure, network
+    from mvue.experiments.rssi.methods import Settings, load_table, measure, network
 
     table, settings = load_table(0), Settings(splits=1)
     order = np.random.default_rng(0).permutation(len(table.y))

@@ -25,8 +25,8 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import models
 import mvue
-from mvue._model_file import Contents, read, to_bytes
-from mvue._model_tree import Decoder, Encoder
+from mvue._serialise.container import Contents, read, to_bytes
+from mvue._serialise.tree import Decoder, Encoder
 from mvue.sklearn import BCERegressor, LinearBCE
 
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import mvue
-from mvue.cli import app
+from mvue.cli.main import app
 from mvue.experiments import EXPERIMENTS
 from mvue.experiments._common import Run
-from mvue.experiments._sensor_networks import Networks, Theory, sizes_up_to
-from mvue.experiments._sensor_problems import covariance_scene
+from mvue.experiments.sensors.networks import Networks, Theory, sizes_up_to
+from mvue.experiments.sensors.problems import covariance_scene
 
 ESTIMATORS = {"emmse", "bce_network", "bce", "mle", "mle_centralised"}
 

@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from mvue._statistics import LEAST_NOISE, choose_statistics
+from mvue._recipe.summaries import LEAST_NOISE, choose_statistics
 
 SHAPE = np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)
 

@@ -9,7 +9,7 @@ import pytest
 
 import mvue
 from hasty import hasty
-from mvue._theta_range import coordinates_of
+from mvue._core.ranges import coordinates_of
 from mvue.problems import textbook
 
 N = 8

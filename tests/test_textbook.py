@@ -17,8 +17,8 @@ import pytest
 from scipy import integrate, special, stats
 
 from mvue.problems import Textbook, textbook
-from mvue.problems._counts import poisson
-from mvue.problems._normal import hyp0f1
+from mvue.problems._textbook.counts import poisson
+from mvue.problems._textbook.normal import hyp0f1
 
 ONE, POOLED = 6.5, 5.0
 SEED = 0  # any will do

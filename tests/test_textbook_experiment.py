@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import mvue
 from hasty import hasty
-from mvue._fit import History
-from mvue.cli import app
-from mvue.experiments import _textbook_figures as figures
-from mvue.experiments import _textbook_results as results_of
-from mvue.experiments.textbook import (
+from mvue._training.result import History
+from mvue.cli.main import app
+from mvue.experiments.textbook import figures
+from mvue.experiments.textbook import results as results_of
+from mvue.experiments.textbook.experiment import (
     CLOSED_FORM,
     EXPERIMENT,
     WITHOUT_MLE,

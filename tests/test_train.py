@@ -15,7 +15,7 @@ import pytest
 
 import mvue
 from hasty import hasty
-from mvue import _loop
+from mvue._training import loop as _loop
 from plain import plain_fit
 
 SIGNAL, NOISE = 1 / 3, 0.25  # variances of y and of the noise in the problem `line`
@@ -149,7 +149,9 @@ def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     ],
 )
 def test_what_is_wrong_is_told_before_the_survey(wrong, line, key, monkeypatch):
-    monkeypatch.setattr("mvue._train.survey", lambda *_, **__: pytest.fail("this takes seconds"))
+    monkeypatch.setattr(
+        "mvue._training.fit.survey", lambda *_, **__: pytest.fail("this takes seconds")
+    )
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
         mvue.fit(line, key=key, **wrong)
 

@@ -27,7 +27,7 @@ import jax.random as jr  # noqa: E402
 import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 
-from mvue import _refit  # noqa: E402
+from mvue._linear import refit as _refit  # noqa: E402
 
 
 class Small(eqx.Module):

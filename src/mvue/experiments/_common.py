@@ -13,7 +13,8 @@ import jax
 import jax.random as jr
 
 import mvue
-from mvue.report import Section, write_json, write_page
+
+from .._display.pages import Section, write_json, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,15 +11,15 @@ import optax
 from jaxtyping import Array
 
 import mvue
-from mvue.plot import new_figure
-from mvue.problems import (
+
+from .._display.figures import new_figure
+from .._display.pages import Section
+from ..problems import (
     CovarianceMLP,
     StructuredCovariance,
     UnrolledCovariance,
     structured_covariance,
 )
-from mvue.report import Section
-
 from ._common import Experiment, Findings, Run, as_text, costs
 
 RANGES = {"in_distribution": 1.0, "out_of_distribution": 0.1}

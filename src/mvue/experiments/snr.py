@@ -13,10 +13,11 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 import mvue
-from mvue.plot import draw_bound, draw_series, new_figure, share_legend
-from mvue.problems import snr, snr_corrected_mle, snr_mle
-from mvue.report import Section, report_sections
 
+from .._assessment.sections import report_sections
+from .._display.figures import draw_bound, draw_series, new_figure, share_legend
+from .._display.pages import Section
+from ..problems import snr, snr_corrected_mle, snr_mle
 from ._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
 
 SNR_RANGE = (2.0, 50.0)

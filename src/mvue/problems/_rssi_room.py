@@ -10,10 +10,11 @@ import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from .._problem import Problem, check_count
-from .._registry import register
-from .._small_matrices import invert
-from .._types import Key
+from .._core.checks import check_count
+from .._core.problem import Problem
+from .._core.types import Key
+from .._numerics.small_matrices import invert
+from .._serialise.registry import register
 
 LOW, HIGH = (4.0, 1.0), (23.0, 15.0)
 """Opposite corners of the room of the iBeacon data, in grid cells."""

@@ -6,8 +6,8 @@ import jax.random as jr
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from .._problem import Problem
-from .._types import Key, Theta
+from .._core.problem import Problem
+from .._core.types import Key, Theta
 
 GRID = 1601  # quadrature points; the integrands are smooth, the trapezoid rule converges fast
 REACH = 12.0  # standard deviations beyond the two means

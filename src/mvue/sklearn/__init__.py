@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("mvue.sklearn needs scikit-learn: pip install 'mvue[sklearn]'") from error
 
-from .._linear_path import LinearBCEPath as LinearBCEPath
+from .._linear.path import LinearBCEPath as LinearBCEPath
 from . import _fronts as _fronts  # registers what may stand in model files
 from ._linear import LinearBCE as LinearBCE
 from ._linear import LinearBCECV as LinearBCECV

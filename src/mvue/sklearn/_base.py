@@ -7,7 +7,7 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from .._unit_rows import group_rows
+from .._data.units import group_rows
 
 
 class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):

@@ -9,10 +9,10 @@ from sklearn.base import BaseEstimator
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 
-from .._refit import LinearReadout
-from .._registry import entry_of, register
-from .._statistics import flatten
-from .._types import Estimator
+from .._core.measurements import flatten
+from .._core.types import Estimator
+from .._linear.refit import LinearReadout
+from .._serialise.registry import entry_of, register
 from ._base import LinearRegressor
 from ._network import BCERegressor
 from ._transformers import KNOWN, constant, known

@@ -12,9 +12,10 @@ from sklearn.model_selection import check_cv
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from .._exchange import failing_together, from_each, own_share
-from .._grouped_moments import GroupedMoments, MomentSummary
-from .._linear_path import (
+from .._data.simulated import SimulatedData
+from .._data.units import group_rows
+from .._linear.grouped_moments import GroupedMoments, MomentSummary
+from .._linear.path import (
     LinearBCEPath,
     Split,
     deal_units,
@@ -22,11 +23,10 @@ from .._linear_path import (
     path_of_splits,
     split_rows,
 )
-from .._noise_spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
-from .._registry import register
-from .._simulated import SimulatedData
-from .._types import BiasToleranceWarning
-from .._unit_rows import group_rows
+from .._linear.spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
+from .._runtime.processes import failing_together, from_each, own_share
+from .._serialise.registry import register
+from ..exceptions import BiasToleranceWarning
 from ._base import LinearRegressor, Sample
 
 DEFAULT_FOLDS = 5

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sklearn.metrics import make_scorer
 
-from .._unit_rows import group_rows
+from .._data.units import group_rows
 from ._tables import as_table
 
 Multioutput: TypeAlias = Literal["uniform_average", "raw_values", "sum"]

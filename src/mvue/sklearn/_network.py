@@ -17,13 +17,13 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._fit import Outcome
-from .._fit_data import fit_data
-from .._frozen import Frozen
-from .._objectives import Loss, bce, emmse
-from .._registry import register
-from .._repeats import Repeats
-from .._types import Estimator
+from .._core.types import Estimator
+from .._data.repeats import Repeats
+from .._serialise.registry import register
+from .._training.fit_data import fit_data
+from .._training.result import Outcome
+from ..losses._objectives import Loss, bce, emmse
+from ..nn._frozen import Frozen
 
 AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of them out
 PREDICTED_AT_ONCE = 1024

@@ -9,8 +9,8 @@ import numpy as np
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils import assert_all_finite, check_random_state, column_or_1d, indexable
 
-from .._problem import check_count
-from .._unit_rows import UnitRows, group_rows
+from .._core.checks import check_count
+from .._data.units import UnitRows, group_rows
 from ._tables import as_table
 
 Masks: TypeAlias = tuple[np.ndarray, np.ndarray]

@@ -26,8 +26,8 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from .._input_range import InputRange
-from .._registry import check_shapes, register
+from .._serialise.registry import check_shapes, register
+from .._training.input_range import InputRange
 
 HIGHEST_DEGREE = 16
 MOST_COLUMNS = 2**24

@@ -1,0 +1,297 @@
+"""Assessment: bias, variance and MSE of estimators at fixed values of the unknown."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from .._bounds.crb import note_bounds
+from .._core.checks import check_count, check_output, describe_shapes
+from .._core.keys import key_for
+from .._core.priors import prior_leaves
+from .._core.problem import Problem
+from .._core.types import Estimator, Key, Theta
+from .._training.result import Fit
+from ..exceptions import ExtrapolationWarning, NonFiniteWarning
+from .errors import ErrorPieces, pairs_of, rms_of
+from .moments import Moments, summarize
+from .report import Assessment, Report
+
+DEFAULT_VALUES = 13
+RANGE_DRAWS = 4096
+
+
+def assess(
+    estimator: Estimator | Fit | Mapping[str, Estimator | Fit],
+    problem: Problem,
+    *,
+    key: Key,
+    at: Theta | None = None,
+    repeats: int = 10_000,
+    of: Callable[[Any], Any] | None = None,
+    progress: bool | None = None,
+) -> Report:
+    """Measure bias, variance and MSE at chosen values of the unknown, with standard errors.
+
+    Every estimator sees the same measurements, so differences between estimators are known
+    better than each one alone. Memory does not grow with `repeats`.
+
+    Args:
+        estimator: a function of one measurement that returns y (NumPy functions work, slowly),
+            a `Fit`, or a dict of these to compare.
+        problem: where the measurements come from.
+        key: decides all random numbers; repeat r at value k depends on the key, k and r alone.
+        at: values of theta, with one more axis in front than the prior's samples. Where theta is
+            a dict, nuisance entries may be left out: each value then gets one draw of them
+            from the prior. By default 13 values spread over the prior.
+        repeats: measurements at each value.
+        of: judge ``of(estimate)`` as an estimate of ``of(y)``, for example ``lambda y: 1 / y``.
+        progress: show a progress bar; by default on a terminal only.
+
+    Returns:
+        A report that prints, plots and saves.
+    """
+    check_count("repeats", repeats, least=2)
+    named = estimator if isinstance(estimator, Mapping) else {"estimator": estimator}
+    if not all(isinstance(name, str) for name in named):
+        raise TypeError(f"estimators must be named by strings, got {list(named)}")
+    if not named:
+        raise ValueError("estimator must name at least one estimator, got an empty dict")
+    _, y_shape = problem.shapes()
+    example = _example(problem)
+    functions = {n: _as_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
+    at_key, draw_key, prior_key = jr.split(key_for("assess", key), 3)
+    theta = _values(problem, at, at_key)
+    y = jax.vmap(problem.y_of)(theta)
+    if at is not None:
+        _warn_outside(problem, theta, y, at_key)
+    transform = _transform(of, y_shape.shape[0])
+    truth = jax.vmap(transform)(y)
+
+    pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats)
+    with _own_errors(functions):
+        errors, squares = pieces.at_values(theta, truth, draw_key, progress)
+        averages = pieces.over_prior(prior_key, np.fmax.reduce(rms_of(errors).ravel()))
+    bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
+    assessments = {}
+    for i, name in enumerate(functions):
+        one = Moments(*(leaf[i] for leaf in errors))
+        failures = np.asarray(repeats - one.number, dtype=int)
+        if failures.any() or averages[i].failures:
+            warnings.warn(
+                f"{name} gave {failures.sum():,} non-finite estimates in "
+                f"{failures.size * repeats:,}, and at least one for {averages[i].failures:,} "
+                "unknowns from the prior; they count as failures and are left out of the averages",
+                NonFiniteWarning,
+                stacklevel=2,
+            )
+        assessments[name] = Assessment(
+            **vars(summarize(one)),
+            covariance=one.covariance,
+            failures=failures,
+            prior=averages[i],
+        )
+    names = problem.names or ()
+    d_out = truth.shape[1]
+    if of is not None:
+        names = (
+            tuple(f"of({n})" for n in names)
+            if d_out == len(names)
+            else tuple(f"of(y){i + 1}" for i in range(d_out))
+        )
+    return Report(
+        names=names,
+        y=np.asarray(truth, np.float64),
+        theta=jax.tree.map(np.asarray, theta),
+        repeats=repeats,
+        estimators=assessments,
+        bound=bound.matrix,
+        squared_errors=dict(zip(pairs_of(list(functions)), squares, strict=True)),
+        bound_se=bound.se,
+        bound_note=bound.note,
+    )
+
+
+def _example(problem: Problem) -> Any:
+    """One measurement."""
+    return jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(0), 1, 1).x)
+
+
+def _as_function(name: str, estimator: Any, example: Any, d: int) -> Estimator:
+    """An estimator that can be traced, checked for its output."""
+    label = f"estimator {name!r}"
+    if isinstance(estimator, Fit):
+        estimator = estimator.estimator
+    if not callable(estimator):
+        raise TypeError(f"{label} must be callable or a Fit, got {type(estimator).__name__}")
+    try:
+        output = eqx.filter_eval_shape(lambda x: jnp.asarray(estimator(x)), example)
+    except Exception as error:
+        host = _HostEstimator(label, estimator, d)
+        try:
+            host.call(example)
+        except Exception as on_host:
+            raise ValueError(
+                f"{label} failed on one measurement, {describe_shapes(example)}; with a JAX array: "
+                f"{type(error).__name__}: {error}; with NumPy: {type(on_host).__name__}: {on_host}"
+            ) from on_host
+        return host
+    check_output(label, output, d)
+    return lambda x: jnp.asarray(estimator(x))
+
+
+class _HostEstimator:
+    """A function that JAX cannot trace, called on NumPy arrays one measurement at a time."""
+
+    def __init__(self, label: str, estimator: Estimator, d: int) -> None:
+        self.label, self.estimator, self.d = label, estimator, d
+        self.error: Exception | None = None
+
+    def call(self, x: Any) -> np.ndarray:
+        output = np.asarray(self.estimator(jax.tree.map(np.array, x)))
+        check_output(self.label, output, self.d)
+        return output.astype(jnp.result_type(float)).reshape(self.d)
+
+    def noting_errors(self, x: Any) -> np.ndarray:
+        try:
+            return self.call(x)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def __call__(self, x: Any) -> Array:
+        shape = jax.ShapeDtypeStruct((self.d,), jnp.result_type(float))
+        return jax.pure_callback(self.noting_errors, shape, x, vmap_method="sequential")
+
+
+@contextmanager
+def _own_errors(functions: Mapping[str, Estimator]) -> Iterator[None]:
+    """Report what went wrong in a NumPy estimator, not in the machinery around it."""
+    try:
+        yield
+    except Exception:
+        for function in functions.values():
+            if isinstance(function, _HostEstimator) and function.error is not None:
+                raise ValueError(f"{function.label} failed: {function.error}") from function.error
+        raise
+
+
+def _transform(of: Callable[[Any], Any] | None, d: int) -> Callable[[Any], Any]:
+    if of is None:
+        return lambda y: y
+    transform = lambda y: jnp.reshape(of(y), (-1,))  # noqa: E731
+    try:
+        jax.eval_shape(transform, jax.ShapeDtypeStruct((d,), jnp.result_type(float)))
+    except Exception as error:
+        raise ValueError(
+            f"of(y) failed for a y of shape ({d},): {type(error).__name__}: {error}"
+        ) from error
+    return transform
+
+
+def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
+    """The values of theta to assess at, with a leading axis."""
+    one = jax.eval_shape(problem.sample_prior, key)
+    if at is None:
+        return _spread(problem, key)
+    if isinstance(one, Mapping):
+        at = _complete(problem, at, one, key)
+    leaves, structure = jax.tree.flatten(one)
+    try:
+        parts = structure.flatten_up_to(at)
+    except ValueError as error:
+        raise ValueError(f"at must have the structure of theta, {structure}: {error}") from error
+
+    def fit_shape(value: Any, like: Any) -> Array:
+        try:
+            given = np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"at must hold arrays of values of theta: {error}") from error
+        value = jnp.asarray(given, like.dtype)
+        if (np.asarray(value, np.float64) != np.rint(given)).any() and value.dtype.kind in "iu":
+            raise ValueError(f"at must hold whole numbers, as the prior does; got {given}")
+        if not np.isfinite(given).all():
+            raise ValueError(f"at must hold finite values of theta; got {given}")
+        if value.ndim == 1 and like.shape == (1,):
+            value = value[:, None]
+        if value.ndim == 0 or value.shape[1:] != like.shape or value.shape[0] == 0:
+            wanted = ", ".join(map(str, ("K", *like.shape)))
+            raise ValueError(
+                f"at must hold values of theta along a new leading axis, shape ({wanted}); got "
+                f"{value.shape}"
+            )
+        return value
+
+    theta = jax.tree.unflatten(structure, map(fit_shape, parts, leaves))
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(theta)}
+    if len(lengths) != 1:
+        raise ValueError(f"at must give equally many values of each entry, got {sorted(lengths)}")
+    return theta
+
+
+def _complete(problem: Problem, at: Any, one: Mapping[str, Any], key: Key) -> Any:
+    """Entries of theta that `at` leaves out, drawn from the prior."""
+    if not isinstance(at, Mapping) or not at:
+        raise ValueError(f"at must be a dict with entries of theta, {sorted(one)}, got {at!r}")
+    unknown = sorted(set(at) - set(one))
+    if unknown:
+        raise ValueError(f"at names {unknown}, which theta does not have: {sorted(one)}")
+    missing = sorted(set(one) - set(at))
+    if not missing:
+        return at
+    first = np.asarray(next(iter(at.values())))
+    if first.ndim == 0:
+        raise ValueError(f"at must hold values along a new leading axis, got the number {first}")
+    count = len(first)
+    drawn = jax.vmap(problem.sample_prior)(jr.split(key, count))
+    return {**at, **{name: drawn[name] for name in missing}}
+
+
+def _spread(problem: Problem, key: Key) -> Theta:
+    """Values spread over the prior: at equal steps of rank, for one unknown; else drawn."""
+    theta = jax.vmap(problem.sample_prior)(jr.split(key, RANGE_DRAWS))
+    y = jax.vmap(problem.y_of)(theta)
+    if y.shape[1] == 1:
+        ranks = np.linspace(0, len(y) - 1, DEFAULT_VALUES).round().astype(int)
+        index = jnp.argsort(y[:, 0])[ranks]
+    else:
+        index = jnp.arange(DEFAULT_VALUES)
+    return jax.tree.map(lambda leaf: leaf[index], theta)
+
+
+def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
+    """Warn about values that the prior cannot produce."""
+    outside = np.zeros(len(y), bool)
+    priors = prior_leaves(problem.prior)
+    parts = [theta] if len(priors) == 1 and not isinstance(problem.prior, Mapping) else None
+    parts = parts or jax.tree.leaves(theta)
+    supports: list[Any] = [getattr(prior, "support", None) for prior in priors]
+    if len(parts) == len(priors) and all(callable(s) for s in supports):
+        for support, part in zip(supports, parts, strict=True):
+            inside = np.zeros(len(y), bool)
+            for slack in (1.0, 1 - 1e-5, 1 + 1e-5):  # rounding is not extrapolation
+                check = np.asarray(jax.vmap(support)(part * slack))
+                inside |= check.reshape(len(y), -1).all(axis=1)
+            outside |= ~inside
+    else:
+        drawn = jax.vmap(lambda k: problem.y_of(problem.sample_prior(k)))(
+            jr.split(key, RANGE_DRAWS)
+        )
+        low, high = drawn.min(axis=0, keepdims=True), drawn.max(axis=0, keepdims=True)
+        margin = 0.01 * (high - low)
+        outside = np.asarray(((y < low - margin) | (y > high + margin)).any(axis=1))
+    if outside.any():
+        listed = ", ".join(str(np.asarray(v).tolist()) for v in y[np.flatnonzero(outside)[:5]])
+        warnings.warn(
+            f"{outside.sum()} of the {len(y)} values in at lie outside the prior (y = {listed}"
+            f"{', ...' if outside.sum() > 5 else ''}): a trained estimator extrapolates there",
+            ExtrapolationWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,197 @@
+"""Errors of estimators, measured piece by piece: memory does not grow with the repeats.
+
+Estimators may take long to compile, so that there is one program which simulates and estimates a
+number of measurements; what is made of the errors are small programs of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.keys import fold_in_each
+from .._core.problem import Problem
+from .._core.types import Estimator, Key, Theta
+from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
+from .._runtime.host import progress_bar
+from ..losses._functions import unit_mse, unit_squared_bias
+from .moments import Moments, merge, moments_of, rescale, summarize
+from .report import PriorAverage
+
+PIECE_NUMBERS = 2**22  # numbers of x, or of estimates, held at a time: 16 MB in float32
+PRIOR_REPLICATES = 8
+FEWEST_UNKNOWNS = 256
+
+T = TypeVar("T")
+
+
+class _Rows(NamedTuple):
+    """Measurements to be made, one in a row."""
+
+    which: Array  # the number of its value or unknown, (R,)
+    repeat: Array  # (R,)
+    theta: Theta  # (R, ...)
+    truth: Array  # (R, d)
+
+
+class _Totals(NamedTuple):
+    errors: Moments  # leading axes (estimators, values), d components
+    squares: Moments  # leading axes (pairs, values), two components
+
+
+class ErrorPieces:
+    """Moments of the errors of some estimators on the same measurements.
+
+    Args:
+        problem: where the measurements come from.
+        functions: the estimators.
+        transform: of estimates, before they are judged.
+        values: how many values of theta there are to judge them at.
+        repeats: measurements at each.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        functions: tuple[Estimator, ...],
+        transform: Callable[[Any], Any],
+        values: int,
+        repeats: int,
+    ) -> None:
+        self.problem, self.functions, self.transform = problem, functions, transform
+        self.values, self.repeats = values, repeats
+        self.unknowns = max(FEWEST_UNKNOWNS, repeats // PRIOR_REPLICATES)
+        x, y = problem.shapes()
+        numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+        judged = jax.eval_shape(transform, y).shape[0] * len(functions)
+        wanted = max(values * repeats, self.unknowns * PRIOR_REPLICATES)
+        rows = min(PIECE_NUMBERS // max(numbers, judged, 1), wanted)
+        self.rows = whole_shares(max(rows, values, PRIOR_REPLICATES))
+        self.mesh = mesh_for(self.rows)
+        self.errors = self._compiled(
+            lambda key, rows: mapped(self._errors, self.mesh, key, rows)
+        )  # (R, E, d)
+
+    def _errors(self, key: Key, rows: _Rows) -> Float[Array, "r e d"]:
+        keys = jax.vmap(lambda a, b: jr.fold_in(jr.fold_in(key, a), b))(rows.which, rows.repeat)
+        x = jax.vmap(self.problem.simulate)(keys, rows.theta)
+        estimates = [
+            jax.vmap(lambda one, f=f: self.transform(jnp.reshape(f(one), (-1,))))(x)
+            for f in self.functions
+        ]
+        return jnp.stack(estimates, axis=1) - rows.truth[:, None, :]
+
+    def at_values(
+        self, theta: Theta, truth: Array, key: Key, progress: bool | None
+    ) -> tuple[Moments, list[Moments]]:
+        """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
+        size, repeats = self.rows // self.values, self.repeats
+        pairs = np.array(pairs_of(range(len(self.functions))), int).reshape(-1, 2)
+
+        def rows(start: Array, theta: Theta, truth: Array) -> _Rows:
+            number = jnp.arange(self.rows)
+            which = jnp.minimum(number // size, self.values - 1)
+            here, there = (jax.tree.map(lambda leaf: leaf[which], part) for part in (theta, truth))
+            return _Rows(which, start + number % size, here, there)
+
+        def reduce(start: Array, errors: Array, unit: Array) -> _Totals:
+            errors = errors[: self.values * size].reshape(self.values, size, *errors.shape[1:])
+            errors = errors.transpose(2, 0, 1, 3)
+            wanted = jnp.broadcast_to(start + jnp.arange(size) < repeats, (self.values, size))
+            finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
+            common = unit.max(axis=-1)[None, :, None, None]
+            squares = ((errors / common) ** 2).sum(axis=-1)
+
+            def pair(which: Array) -> Moments:
+                both = jnp.stack([squares[which[0]], squares[which[1]]], axis=-1)
+                return moments_of(both, finite[which[0]] & finite[which[1]])
+
+            return _Totals(
+                moments_of(errors / unit[None, :, None, :], finite), jax.lax.map(pair, pairs)
+            )
+
+        rows, reduce = self._compiled(rows), self._compiled(reduce)
+        unit, total = jnp.ones_like(truth), None
+        with progress_bar("assessing", repeats, show=progress) as advance:
+            for begin in range(0, repeats, size):
+                start = jnp.asarray(begin)
+                errors = self.errors(key, rows(start, theta, truth))
+                if total is None:
+                    # Powers of very small or large errors would leave the range of single
+                    # precision: the first piece tells their size, in which all are measured.
+                    rms = np.fmax.reduce(rms_of(reduce(start, errors, unit).errors.on_host()))
+                    rms = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
+                    unit = jnp.asarray(rms, truth.dtype)
+                part = reduce(start, errors, unit)
+                total = part if total is None else _Totals(*map(merge, total, part))
+                advance(min(begin + size, repeats), "")
+        assert total is not None
+        units = np.asarray(unit, np.float64)
+        common = np.repeat(units.max(axis=-1)[:, None] ** 2, 2, axis=1)
+        squares = [
+            rescale(Moments(*(leaf[p] for leaf in total.squares.on_host())), common)
+            for p in range(len(pairs))
+        ]
+        return rescale(total.errors.on_host(), units), squares
+
+    def over_prior(self, key: Key, unit: float) -> list[PriorAverage]:
+        """Averages over the prior of squared error and squared bias.
+
+        Args:
+            key: decides the unknowns and their measurements.
+            unit: the size of errors.
+        """
+        m = PRIOR_REPLICATES
+        size = self.rows // m
+        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
+        theta_key, draw_key = jr.split(key)
+
+        def rows(start: Array, key: Key) -> _Rows:
+            which = start + jnp.minimum(jnp.arange(self.rows) // m, size - 1)
+            theta = jax.vmap(self.problem.sample_prior)(fold_in_each(key, which))
+            truth = jax.vmap(lambda one: self.transform(self.problem.y_of(one)))(theta)
+            return _Rows(which, jnp.arange(self.rows) % m, theta, truth)
+
+        def reduce(start: Array, errors: Array, unit: Array) -> Moments:
+            errors = errors[: size * m].reshape(size, m, *errors.shape[1:]).transpose(2, 0, 1, 3)
+            errors = errors / unit
+            mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
+            bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
+            both = jnp.stack([mse, bias2], axis=-1)
+            wanted = start + jnp.arange(size) < self.unknowns
+            return moments_of(both, jnp.isfinite(both).all(axis=-1) & wanted[None])
+
+        rows, reduce = self._compiled(rows), self._compiled(reduce)
+        total = None
+        for start in map(jnp.asarray, range(0, self.unknowns, size)):
+            errors = self.errors(draw_key, rows(start, theta_key))
+            part = reduce(start, errors, jnp.asarray(unit, errors.dtype))
+            total = part if total is None else merge(total, part)
+        assert total is not None
+        total = rescale(total.on_host(), np.full(2, unit**2))
+        stats = summarize(total)
+        return [
+            PriorAverage(mean[0], se[0], mean[1], se[1], int(self.unknowns - number))
+            for mean, se, number in zip(
+                stats.bias.tolist(), stats.bias_se.tolist(), total.number, strict=True
+            )
+        ]
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return everywhere(same_everywhere(function, self.mesh), self.mesh)
+
+
+def pairs_of(names: Sequence[T]) -> list[tuple[T, T]]:
+    """Every two of them, in the order of their squared errors."""
+    return [(names[i], names[j]) for i in range(len(names)) for j in range(i)]
+
+
+def rms_of(errors: Moments) -> np.ndarray:
+    """Root mean squared errors."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = np.einsum("...ii->...i", errors.second) / errors.number[..., None]
+        return np.sqrt(errors.mean**2 + variance)

@@ -1,0 +1,244 @@
+"""The outcome of an assessment: numbers first, then text, tables and pictures of them."""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from .._core.types import Theta
+from .._display.tables import text_table
+from .._serialise.text import json_text, write_atomically
+from .moments import Moments
+from .tables import summary_rows, value_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class PriorAverage(NamedTuple):
+    """Averages over unknowns drawn from the prior, summed over components."""
+
+    bmse: float
+    """Mean squared error."""
+    bmse_se: float
+    squared_bias: float
+    """Mean of the squared bias; estimated without bias, so it may be slightly negative."""
+    squared_bias_se: float
+    failures: int
+    """Unknowns that were left out because an estimate of theirs was not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """One estimator at K values of the unknown; arrays of shape (K, d) unless stated."""
+
+    bias: np.ndarray
+    """Mean of estimate - y."""
+    bias_se: np.ndarray
+    sd: np.ndarray
+    """Standard deviation of the estimate."""
+    sd_se: np.ndarray
+    mse: np.ndarray
+    """Mean of (estimate - y)²."""
+    mse_se: np.ndarray
+    covariance: np.ndarray
+    """Covariance of the estimate, (K, d, d)."""
+    failures: np.ndarray
+    """Non-finite estimates, left out of everything else, (K,)."""
+    prior: PriorAverage
+    """Averages over the prior."""
+    bias_over_sd_se: np.ndarray
+    """Standard error of bias / sd, about 1 / sqrt(repeats) where the bias is small."""
+
+    @property
+    def bias_in_sd(self) -> np.ndarray:
+        """Bias / sd, with its sign."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.bias / self.sd
+
+    @property
+    def bias_over_sd(self) -> np.ndarray:
+        """|bias| / sd."""
+        return np.abs(self.bias_in_sd)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Bias, variance and MSE of one or more estimators, with the bound where it is known."""
+
+    names: tuple[str, ...]
+    """Names of the components of y."""
+    y: np.ndarray
+    """The values assessed at, (K, d)."""
+    theta: Theta
+    """What was simulated; leaves (K, ...)."""
+    repeats: int
+    """Measurements at each value."""
+    estimators: dict[str, Assessment]
+    bound: np.ndarray | None
+    """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
+    squared_errors: dict[tuple[str, str], Moments]
+    """Joint moments of two estimators' ‖error‖² on common measurements; see `mse_ratio`."""
+    bound_se: np.ndarray | None = None
+    """Standard errors of the bound, (K, d, d), where it comes from Monte Carlo; nan at values
+    where it does not."""
+    bound_note: str = ""
+    """Where the bound comes from, or why there is none; empty if the problem gives it."""
+
+    @property
+    def crb(self) -> np.ndarray | None:
+        """The bound on the variance of each component, (K, d)."""
+        return None if self.bound is None else np.einsum("kii->ki", self.bound)
+
+    def mse_over_crb(self, name: str) -> np.ndarray | None:
+        """MSE of each component in units of the bound, (K, d); nan where that is infinite.
+
+        None where no bound is known.
+        """
+        if self.crb is None:
+            return None
+        with np.errstate(divide="ignore"):  # a bound may be zero, where the slope of y is
+            return self[name].mse / np.where(np.isfinite(self.crb), self.crb, np.nan)
+
+    def biased_crb(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The bound for an estimator with this one's bias, and its standard error, (K, d, d).
+
+        See `mvue.biased_crb`.
+        """
+        from .biased_bound import biased_crb
+
+        return biased_crb(self, name)
+
+    def mse_ratio(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ratio of two estimators' MSE at each value, and its standard error, (K,).
+
+        Both saw the same measurements, which makes the ratio sharper than its parts. Measurements
+        on which one of the two failed are left out.
+        """
+        if self._known(name) == self._known(other):
+            return np.ones(len(self.y)), np.zeros(len(self.y))
+        swap = (name, other) not in self.squared_errors
+        pair = self.squared_errors[(other, name) if swap else (name, other)]
+        i, j = (1, 0) if swap else (0, 1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.where(pair.number[:, None] > 0, pair.mean, np.nan)
+            ratio = mean[:, i] / mean[:, j]
+            cov = pair.covariance / pair.number[:, None, None] / mean[:, j, None, None] ** 2
+            variance = cov[:, i, i] - 2 * ratio * cov[:, i, j] + ratio**2 * cov[:, j, j]
+            return ratio, np.sqrt(np.maximum(variance, 0))
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """The headline figures of one estimator."""
+        one = self[name]
+        flat = np.nan_to_num(one.bias_over_sd, nan=-np.inf).argmax()
+        figures: dict[str, Any] = {
+            "max_bias_over_sd": float(one.bias_over_sd.ravel()[flat]),
+            "max_bias_over_sd_se": float(one.bias_over_sd_se.ravel()[flat]),
+        }
+        if (self.y > 0).all():
+            figures["max_relative_bias"] = float(
+                np.fmax.reduce((np.abs(one.bias) / self.y).ravel())
+            )
+        ratio = self.mse_over_crb(name)
+        if ratio is not None:
+            seen = np.isfinite(ratio)
+            figures["mse_over_crb"] = {
+                "min": float(np.fmin.reduce(ratio.ravel())),
+                "median": float(np.median(ratio[np.isfinite(ratio)])) if seen.any() else np.nan,
+                "max": float(np.fmax.reduce(ratio.ravel())),
+            }
+        figures |= {
+            name: value for name, value in one.prior._asdict().items() if name != "failures"
+        }
+        figures["failures"] = int(one.failures.sum())
+        figures["prior_failures"] = one.prior.failures
+        return figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as lists and numbers; y and what belongs to it one entry per value."""
+        squeeze = (lambda a: a[:, 0]) if len(self.names) == 1 else (lambda a: a)
+        result: dict[str, Any] = {
+            "names": list(self.names),
+            "repeats": self.repeats,
+            "bound_note": self.bound_note,
+            "estimators": {},
+        }
+        for name, one in self.estimators.items():
+            columns = {"y": self.y} | {
+                field: getattr(one, field)
+                for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se")
+            }
+            if self.crb is not None:
+                columns["crb"] = self.crb
+            if self.bound_se is not None:
+                columns["crb_se"] = np.einsum("kii->ki", self.bound_se)
+            result["estimators"][name] = self.summary(name) | {
+                column: squeeze(values).tolist() for column, values in columns.items()
+            }
+        return result
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text, also written to `path`; null for what is not finite."""
+        text = json_text(self.to_dict())
+        if path is not None:
+            write_atomically(path, text)
+        return text
+
+    def to_frame(self) -> Any:
+        """A tidy pandas DataFrame: one row for each estimator, value and component."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: pip install 'mvue[frame]'") from error
+        rows = []
+        for name, one in self.estimators.items():
+            for k, c in np.ndindex(*self.y.shape):
+                row = {"estimator": name, "value": k, "component": self.names[c]}
+                row["y"] = self.y[k, c]
+                for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se", "bias_over_sd"):
+                    row[field] = getattr(one, field)[k, c]
+                row["crb"] = np.nan if self.crb is None else self.crb[k, c]
+                row["failures"] = one.failures[k]
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def plot(self) -> "Figure":
+        """Bias, standard deviation and MSE against y, with bands of two standard errors."""
+        from .plot import plot_report
+
+        return plot_report(self)
+
+    def to_html(self, path: str | Path, *, title: str = "Assessment") -> None:
+        """Write a self-contained page with the figure and the tables."""
+        from .._display.pages import write_page
+        from .sections import report_sections
+
+        write_page(path, title=title, sections=report_sections(self))
+
+    def __getitem__(self, name: str) -> Assessment:
+        return self.estimators[self._known(name)]
+
+    def _known(self, name: str) -> str:
+        if name not in self.estimators:
+            raise KeyError(f"no estimator named {name!r}; there are {list(self.estimators)}")
+        return name
+
+    def __str__(self) -> str:
+        # Wide enough for any number of estimators: a table that is cut loses numbers.
+        console = Console(file=io.StringIO(), width=10_000, color_system=None, highlight=False)
+        console.print(
+            f"Assessment at {len(self.y)} values of {', '.join(self.names)}, "
+            f"{self.repeats:,} repeats each",
+            markup=False,
+        )
+        if self.bound_note:
+            console.print(self.bound_note, markup=False)
+        console.print(text_table(summary_rows(self)))
+        console.print(text_table(value_rows(self)))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+    __repr__ = __str__

@@ -1,0 +1,21 @@
+"""The parts of a page that show a report."""
+
+from .._display.pages import Section
+from .report import Report
+from .tables import summary_rows, value_rows
+
+READING = (
+    "Every number is a Monte Carlo average over repeated measurements of one fixed unknown, with "
+    "its standard error. Bias is estimate minus truth. |bias|/sd says how much of the error is "
+    "systematic: below about 0.1 it cannot be seen in a single estimate. MSE/CRB is 1 for an "
+    "efficient unbiased estimator; below 1 means that bias was traded for variance.",
+)
+
+
+def report_sections(report: Report) -> list[Section]:
+    """The parts of a page that show one report."""
+    reading = (*READING, f"{report.bound_note}.") if report.bound_note else READING
+    return [
+        Section("Summary", reading, figure=report.plot(), table=summary_rows(report)),
+        Section("Every value", table=value_rows(report)),
+    ]

@@ -1,0 +1,77 @@
+"""The tables of a report: headline figures, and the numbers at each value."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._display.tables import with_error
+
+if TYPE_CHECKING:
+    from .report import Report
+
+_SINGLE = ("bias", "sd", "MSE", "|bias|/sd")
+
+
+def summary_rows(report: "Report") -> list[list[str]]:
+    """The headline figures as text: a header, then a row for each estimator."""
+    rows = [["estimator", "max |bias|/sd", "max relative bias", "MSE/CRB min … median … max"]]
+    rows[0] += ["prior MSE", "prior bias²", "failures"]
+    for name in report.estimators:
+        s = report.summary(name)
+        ratio = s.get("mse_over_crb")
+        relative = s.get("max_relative_bias")
+        rows.append(
+            [
+                name,
+                f"{s['max_bias_over_sd']:.3f} ± {s['max_bias_over_sd_se']:.3f}",
+                "" if relative is None else f"{relative:.1%}",
+                ""
+                if ratio is None
+                else f"{ratio['min']:.3f} … {ratio['median']:.3f} … {ratio['max']:.3f}",
+                with_error(s["bmse"], s["bmse_se"]),
+                with_error(s["squared_bias"], s["squared_bias_se"]),
+                f"{s['failures'] + s['prior_failures']:,}",
+            ]
+        )
+    keep = [j for j in range(len(rows[0])) if any(row[j] not in ("", "0") for row in rows[1:])]
+    return [[row[j] for j in keep] for row in rows]
+
+
+def value_rows(report: "Report") -> list[list[str]]:
+    """The numbers at each value as text: a header, then a row for each value and component.
+
+    All of one estimator; of several, side by side, bias/sd and MSE (in units of the bound, where
+    it is known).
+    """
+    several = len(report.names) > 1
+    single = len(report.estimators) == 1
+    rows = [[*(["component", "y"] if several else report.names)]]
+    if report.crb is not None:
+        rows[0].append("CRB")
+    for name in report.estimators:
+        rows[0] += _SINGLE if single else [f"{name}\nbias/sd", f"{name}\nMSE"]
+    if single and report.crb is not None:
+        rows[0].append("MSE/CRB")
+    elif report.crb is not None:
+        rows[0] = [f"{h}/CRB" if h.endswith("MSE") else h for h in rows[0]]
+    for k, c in np.ndindex(*report.y.shape):
+        row = [report.names[c]] if several else []
+        row.append(f"{report.y[k, c]:.4g}")
+        if report.crb is not None:
+            row.append(f"{report.crb[k, c]:.4g}")
+        for name, one in report.estimators.items():
+            ratio = report.mse_over_crb(name)
+            relative = None if ratio is None else f"{ratio[k, c]:.3f}"
+            mse = with_error(one.mse[k, c], one.mse_se[k, c])
+            if single:
+                row += [
+                    with_error(one.bias[k, c], one.bias_se[k, c]),
+                    f"{one.sd[k, c]:.4g}",
+                    mse,
+                    f"{one.bias_over_sd[k, c]:.3f}",
+                ]
+                row += [relative] if relative else []
+            else:
+                row += [f"{one.bias_in_sd[k, c]:+.3f}", relative or mse]
+        rows.append(row)
+    return rows

@@ -1,0 +1,319 @@
+"""The average of an estimator over many measurements of one unknown."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.checks import check_count, describe_shapes
+from .._core.types import Estimator, Measurement
+from .._training.result import Fit
+from .running import Averaged, NonFinite, is_traced
+
+CHUNK_NUMBERS = 2**20  # of measurements that are estimated from at a time
+LEAST_NUMBERS = 64  # counted for one measurement, as a network holds more than its input
+
+Weights = Callable[[Measurement], Any]
+
+
+class Average(eqx.Module):
+    """An estimator from a set of measurements: the average of the estimates from each of them.
+
+    Its measurement is a set, an array or pytree with one more leading axis than that of the local
+    estimator. Like every estimator it may be compiled, batched with `jax.vmap`, and assessed.
+
+    Args:
+        estimator: of one measurement, or a `Fit`.
+        weights: optional ``weights(x)`` of one measurement: a number, or one for each component. If
+            they depend on the noise in x, the average is not unbiased.
+        nonfinite: what to do about estimates that are not finite: "error", or "skip" to leave them
+            out. Inside of compiled functions, where nothing can be raised, an error is a
+            result of NaN.
+        chunk_size: how many measurements to estimate from at a time; chosen by default.
+    """
+
+    estimator: Estimator = eqx.field(converter=lambda e: e.estimator if isinstance(e, Fit) else e)
+    weights: Weights | None = None
+    nonfinite: NonFinite = eqx.field(static=True, default="error")
+    chunk_size: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        """Refuse what cannot be averaged."""
+        if not callable(self.estimator):
+            kind = type(self.estimator).__name__
+            raise TypeError(f"estimator must be callable or a Fit, got {kind}")
+        if self.chunk_size is not None:
+            check_count("chunk_size", self.chunk_size)
+
+    def __call__(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Array:
+        """The averaged estimate, (d,); arguments as in `averaged`."""
+        return jnp.asarray(self.averaged(x, weights=weights, mask=mask).estimate)
+
+    def averaged(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Averaged:
+        """The averaged estimate with its standard error, ready to be merged with others.
+
+        Args:
+            x: the set; leaves of shape (M, ...).
+            weights: shape (M,), or (M, d) for weights by component; instead of a function.
+            mask: True for the measurements that are there, (M,). The others may be anything.
+        """
+        return average(
+            self.estimator,
+            x,
+            weights=self._weights(weights),
+            mask=mask,
+            nonfinite=self.nonfinite,
+            chunk_size=self.chunk_size,
+        )
+
+    def _weights(self, given: Any) -> Any:
+        if given is None:
+            return self.weights
+        if self.weights is not None:
+            raise ValueError("weights must be given once: Average already has a function for them")
+        return given
+
+
+def average(
+    estimator: Estimator | Fit,
+    x: Any,
+    axis: int = 0,
+    *,
+    weights: Any = None,
+    mask: Any = None,
+    nonfinite: NonFinite = "error",
+    chunk_size: int | None = None,
+) -> Averaged:
+    """Average an estimator over the measurements of one unknown, or of many unknowns.
+
+    The result has the estimate, its standard error and the number of measurements; results of
+    several calls can be merged, so that a stream needs no more memory than one piece of it.
+
+    Args:
+        estimator: of one measurement, or a `Fit`.
+        x: an array or pytree whose leaves have the measurements of one unknown along `axis`; axes
+            in front of it are for different unknowns. Or a list of sets of different sizes, one
+            for each unknown, with `axis` 0.
+        axis: counted from the front, as the shape of one measurement follows it.
+        weights: shape (..., M), or (..., M, d) for weights by component, a list of such for a list
+            of sets; or ``weights(x)`` of one measurement. Equal by default. Weights that depend on
+            the noise in x make the average biased.
+        mask: True for measurements that are there, (..., M), or a list; the others may be anything,
+            and outside of compiled functions nothing is estimated from them.
+        nonfinite: what to do about an estimate that is not finite and not masked: "error", or
+            "skip" to leave it out and count it.
+        chunk_size: how many measurements to estimate from at a time; chosen by default.
+    """
+    if isinstance(estimator, Fit):
+        estimator = estimator.estimator
+    if not callable(estimator):
+        raise TypeError(f"estimator must be callable or a Fit, got {type(estimator).__name__}")
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size)
+    check_count("axis", axis, least=0)
+    function = weights if callable(weights) else None
+    if isinstance(x, list):
+        if axis != 0:
+            raise ValueError(f"axis must be 0 for a list of sets, got {axis}")
+        sets = _Sets(x, weights, mask)
+        values, weighed = _evaluate(estimator, function, sets.rows, sets.there, chunk_size)
+        found = sets.averaged(values, weighed, nonfinite)
+    else:
+        lead = _leading_shape(x, axis)
+        if 0 in lead:
+            raise ValueError(f"x must hold at least one measurement, got axes of sizes {lead}")
+        there = None if mask is None else _checked_mask("mask", mask, lead)
+        values, weighed = _evaluate(
+            estimator,
+            function,
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axis + 1 :]), _as_arrays(x)),
+            None if there is None else there.reshape(-1),
+            chunk_size,
+        )
+        if weighed is not None:
+            weights = weighed.reshape(*lead, *weighed.shape[1:])
+        values = values.reshape(*lead, -1)
+        found = Averaged.of(values, weights, there, nonfinite=nonfinite)
+    if not is_traced(found):
+        _check_any_left(found)
+    return found
+
+
+class _Sets:
+    """Sets of different sizes: estimated from together, averaged one by one."""
+
+    def __init__(self, sets: list[Any], weights: Any, mask: Any) -> None:
+        if not sets:
+            raise ValueError("x must hold at least one set, got an empty list")
+        if is_traced(sets, mask):
+            raise TypeError(
+                "a list of sets cannot be averaged inside of a compiled function: pad the sets to "
+                "one size and give a mask"
+            )
+        for name, given in (("weights", weights), ("mask", mask)):
+            if given is not None and not callable(given) and len(given) != len(sets):
+                raise ValueError(
+                    f"{name} must have one entry for each of the {len(sets)} sets of x, got "
+                    f"{len(given)}"
+                )
+        sets = [_as_arrays(one) for one in sets]
+        self.sizes = [_leading_shape(one, 0)[0] for one in sets]
+        if 0 in self.sizes:
+            empty = self.sizes.index(0)
+            raise ValueError(f"x must hold no empty set, got one at {empty}: leave it out")
+        self.weights = None if callable(weights) else weights
+        self.rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *sets)
+        self.there = None
+        if mask is not None:
+            pairs = enumerate(zip(mask, self.sizes, strict=True))
+            parts = [_checked_mask(f"mask[{i}]", one, (size,)) for i, (one, size) in pairs]
+            self.there = np.concatenate(parts)
+
+    def averaged(self, values: Any, weighed: Any, nonfinite: NonFinite) -> Averaged:
+        """One average for each set, side by side."""
+        results, begin = [], 0
+        for i, size in enumerate(self.sizes):
+            own = slice(begin, begin + size)
+            begin += size
+            weights = None if self.weights is None else self.weights[i]
+            weights = weights if weighed is None else weighed[own]
+            mask = None if self.there is None else self.there[own]
+            results.append(Averaged.of(values[own], weights, mask, nonfinite=nonfinite))
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+
+
+def _evaluate(
+    estimator: Estimator, weights: Weights | None, rows: Any, there: Any, chunk: int | None
+) -> tuple[Any, Any]:
+    """Estimates (rows, d), and weights (rows,) or (rows, d) where there is a function for them."""
+    functions = (estimator,) if weights is None else (estimator, weights)
+    _check_outputs(functions, rows)
+    # A module that closes over traced arrays makes traced estimates from whatever x.
+    traced = is_traced(functions, rows, there)
+    values, *weighed = (_traced if traced else _on_host)(functions, rows, there, chunk)
+    if not weighed:
+        return values, None
+    return values, weighed[0][:, 0] if weighed[0].shape[1] == 1 else weighed[0]
+
+
+def _on_host(
+    functions: tuple[Estimator, ...], rows: Any, there: np.ndarray | None, chunk: int | None
+) -> list[np.ndarray]:
+    """What the functions return for every row that is there, a chunk at a time; 0 elsewhere."""
+    leaves, structure = jax.tree.flatten(rows)
+    count = leaves[0].shape[0]
+    wanted = np.arange(count) if there is None else np.flatnonzero(there)
+    size = _chunk_size(leaves, chunk)
+    outputs: list[np.ndarray] = []
+    for start in range(0, max(len(wanted), 1), size):
+        index = wanted[start : start + size]
+        # One program for all chunks, the last one included.
+        filled = np.resize(index if len(index) else np.zeros(1, int), size)
+        part = structure.unflatten([leaf[filled] for leaf in leaves])
+        for i, output in enumerate(_compiled(functions, part)):
+            if i == len(outputs):
+                outputs.append(np.zeros((count, output.shape[1])))
+            outputs[i][index] = np.asarray(output, np.float64)[: len(index)]
+    return outputs
+
+
+def _traced(
+    functions: tuple[Estimator, ...], rows: Any, there: Array | None, chunk: int | None
+) -> list[Array]:
+    """What the functions return for every row, inside of a compiled function."""
+    rows = jax.tree.map(jnp.asarray, rows)
+    if there is not None:
+        # Rows that are not there may be anything, also to be differentiated: take a good one.
+        good = jnp.argmax(there)
+
+        def filled(leaf: Array) -> Array:
+            keep = there.reshape(-1, *(1,) * (leaf.ndim - 1))
+            return jnp.where(keep, leaf, leaf[good][None])
+
+        rows = jax.tree.map(filled, rows)
+    leaves = jax.tree.leaves(rows)
+    size = _chunk_size(leaves, chunk)
+    if leaves[0].shape[0] <= size:
+        return _vectors_of(functions, rows)
+    return jax.lax.map(lambda row: _vectors(functions, row), rows, batch_size=size)
+
+
+def _vectors(functions: tuple[Estimator, ...], row: Measurement) -> list[Float[Array, " q"]]:
+    return [jnp.reshape(function(row), (-1,)) for function in functions]
+
+
+def _vectors_of(functions: tuple[Estimator, ...], rows: Measurement) -> list[Float[Array, "b q"]]:
+    return jax.vmap(lambda row: _vectors(functions, row))(rows)
+
+
+_compiled = eqx.filter_jit(_vectors_of)
+
+
+def _chunk_size(leaves: list[Any], chunk: int | None) -> int:
+    """How many rows to take at a time."""
+    count = leaves[0].shape[0]
+    numbers = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    return int(np.clip(chunk or CHUNK_NUMBERS // max(numbers, LEAST_NUMBERS), 1, count))
+
+
+def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
+    """Refuse functions that do not return a number or a vector for one measurement."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    for name, function in zip(("estimator", "weights"), functions, strict=False):
+        try:
+            output = eqx.filter_eval_shape(function, one)
+        except Exception as error:
+            raise ValueError(
+                f"{name} failed on one measurement of {describe_shapes(one)}: "
+                f"{type(error).__name__}: {error}. A function that JAX cannot trace can be called "
+                "beforehand, and what it returns averaged with mvue.Averaged.of"
+            ) from error
+        shape = getattr(output, "shape", None)
+        if shape is None or len(shape) > 1:
+            got = type(output).__name__ if shape is None else f"shape {shape}"
+            raise ValueError(
+                f"{name} must return a number or a vector for one measurement, of "
+                f"{describe_shapes(one)} here; it returned {got}. Is axis the right one?"
+            )
+
+
+def _leading_shape(x: Any, axis: int) -> tuple[int, ...]:
+    """The axes of x up to the one of the measurements, which all leaves must share."""
+    leaves = jax.tree.leaves(x)
+    if not leaves:
+        raise ValueError("x must hold arrays, got none")
+    shapes = {np.shape(leaf)[: axis + 1] for leaf in leaves}
+    if len(shapes) != 1 or len(next(iter(shapes))) != axis + 1:
+        raise ValueError(
+            f"x must have the measurements along axis {axis} of all its arrays, in equal number; "
+            f"got shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
+        )
+    return next(iter(shapes))
+
+
+def _as_arrays(x: Any) -> Any:
+    """The same with NumPy or JAX arrays for leaves."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), x)
+
+
+def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:
+    mask = _as_arrays(mask)
+    if mask.shape != shape or mask.dtype != bool:
+        raise ValueError(
+            f"{name} must hold booleans of shape {shape}, one for each measurement; got "
+            f"{mask.dtype} of shape {mask.shape}"
+        )
+    return mask
+
+
+def _check_any_left(found: Averaged) -> None:
+    empty = np.asarray(found.count) == 0
+    if empty.any():
+        where = "" if empty.ndim == 0 else f" for {int(empty.sum())} of {empty.size} unknowns"
+        raise ValueError(
+            f"no estimate is left to average{where}: all are masked, of no weight or not finite"
+        )

@@ -1,0 +1,137 @@
+"""Whether the support of the data moves with theta.
+
+If it does, at an end where the density is not small, information from scores is meaningless: what
+tells about theta is which data can occur at all. The mean score, which should be zero, need not
+show it, because the contributions of two ends may cancel.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from .._core.keys import fold_in_each
+from .._core.priors import element_support
+from .._core.problem import Problem, refusal
+from .._core.types import Key, Theta
+from ..exceptions import BoundError, IrregularModelError
+from .result import Informations, Layout
+
+DRAWS = 4096
+FEWEST_DRAWS = 512
+NUMBERS = 2**21  # of x, for all draws at one value
+MOST_DIRECTIONS = 16  # numbers in theta that are moved, one by one
+FACTOR = 4.0  # between two moves of theta
+MOVES = 14  # from the spread of the prior downwards
+FEWEST_OUTSIDE = 100  # draws from which on the next smaller move is compared
+REGULAR = 8.0  # times fewer draws are outside then: 4 at a jump, 16 where information is finite
+
+
+def outside_of_model(problem: Problem, theta: Theta) -> BoundError | None:
+    """Why there is no bound at a theta that is no parameter of the likelihood."""
+    reason = refusal(problem, theta)
+    return BoundError(f"theta = {theta} is outside of the model: {reason}") if reason else None
+
+
+def refuse_moving_support(
+    problem: Problem, layout: Layout, flat: np.ndarray, found: Informations, key: Key
+) -> None:
+    """Replace information at values of theta, flat (K, p), from which the support moves away."""
+    kept = [k for k, failure in enumerate(found.failure) if failure is None]
+    if not kept:
+        return
+    spread = _spread(problem, layout)
+    if not _may_move(problem, layout, flat[kept[0]], spread):
+        return
+    x, _ = problem.shapes()
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    draws = int(np.clip(NUMBERS // size, FEWEST_DRAWS, DRAWS))
+    theta = jnp.asarray(flat[kept], jnp.result_type(float))
+    moves = jnp.asarray(spread, theta.dtype)
+    try:
+        counts = np.asarray(_counts(problem, layout, theta, moves, key, draws))
+    except Exception:  # a likelihood that runs in double precision alone; nothing is known then
+        return
+    for k, count in zip(kept, counts, strict=True):
+        for name, along in zip(layout.names, count, strict=False):
+            enough = np.flatnonzero(along[:-1] >= FEWEST_OUTSIDE)
+            if enough.size and along[enough[-1]] < REGULAR * (along[enough[-1] + 1] + 1):
+                share = along[enough[-1]] / draws
+                message = (
+                    f"the support of the data depends on theta: if {name} changes a little, "
+                    f"{share:.0%} of the measurements can no longer occur"
+                )
+                found.fail([k], IrregularModelError(message))
+                break
+
+
+def _spread(problem: Problem, layout: Layout) -> np.ndarray:
+    """Standard deviations of the numbers in theta under the prior."""
+    drawn = jax.vmap(problem.sample_prior)(jr.split(jr.key(0), 256))
+    return layout.ravel(drawn).std(axis=0)[:MOST_DIRECTIONS]
+
+
+def _may_move(problem: Problem, layout: Layout, flat: np.ndarray, spread: np.ndarray) -> bool:
+    """Whether the ends of the support, as far as they are known, move with theta."""
+    likelihood = problem.likelihood
+    if likelihood is None:
+        return True
+
+    def ends(flat: np.ndarray) -> list[Any]:
+        support = element_support(likelihood(layout.unravel(jnp.asarray(flat, float))))
+        names = ("lower_bound", "upper_bound")
+        return [np.asarray(getattr(support, name, np.nan)) for name in names]
+
+    moved = [flat + 1e-3 * spread[j] * np.eye(len(flat))[j] for j in range(len(spread))]
+    try:
+        here, there = ends(flat), [ends(other) for other in moved]
+    except Exception:
+        return False
+    pairs = [pair for other in there for pair in zip(here, other, strict=True)]
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:
+    """Whether one measurement cannot occur at theta."""
+    if problem.likelihood is not None:
+        return ~jnp.all(problem.likelihood(theta).support(x))
+    assert problem.log_likelihood is not None
+    return jnp.isneginf(jnp.reshape(problem.log_likelihood(theta, x), ()))
+
+
+@eqx.filter_jit
+def _counts(
+    problem: Problem,
+    layout: Layout,
+    flat: Array,
+    spread: Array,
+    key: Key,
+    draws: int,
+) -> Array:
+    """Draws that cannot occur at theta ± moves, (K, directions, MOVES)."""
+    sizes = FACTOR ** -jnp.arange(MOVES, dtype=flat.dtype)
+
+    def at_value(value: tuple[Array, Key]) -> Array:
+        centre, key = value
+        keys = fold_in_each(key, jnp.arange(draws))
+        x = jax.vmap(problem.simulate, in_axes=(0, None))(keys, layout.unravel(centre))
+
+        def count(move: tuple[Array, Array]) -> Array:
+            direction, size = move
+            step = jnp.where(jnp.arange(len(centre)) == direction, size * spread[direction], 0.0)
+
+            def gone(x: Any) -> Array:
+                below, above = (layout.unravel(centre + sign * step) for sign in (-1.0, 1.0))
+                return _is_outside(problem, below, x) | _is_outside(problem, above, x)
+
+            return jnp.sum(jax.vmap(gone)(x))
+
+        grid = jnp.meshgrid(jnp.arange(len(spread)), sizes, indexing="ij")
+        found = jax.lax.map(count, (grid[0].ravel(), grid[1].ravel()))
+        return found.reshape(len(spread), MOVES)
+
+    return jax.lax.map(at_value, (flat, fold_in_each(key, jnp.arange(len(flat)))))

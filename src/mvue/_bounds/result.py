@@ -1,0 +1,171 @@
+"""Fisher information as a result, and theta as the vector that it is a matrix over."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+from numpyro.distributions import constraints
+
+from .._core.checks import describe_shapes
+from .._core.priors import element_support, prior_leaves
+from .._core.problem import Problem
+from .._core.types import Theta
+from ..exceptions import BoundError
+
+TIED = tuple(
+    type(constraint)
+    for constraint in (
+        constraints.simplex,
+        constraints.positive_definite,
+        constraints.corr_matrix,
+        constraints.corr_cholesky,
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Information:
+    """Fisher information about theta in one measurement.
+
+    Rows and columns are the numbers in theta, one after the other: the entries of a dict in
+    the order of their names, arrays row by row.
+    """
+
+    matrix: np.ndarray
+    """The information, (p, p)."""
+    names: tuple[str, ...]
+    """The p numbers in theta, such as ``h`` or ``theta[0]``."""
+    method: str
+    """How it was found."""
+    se: np.ndarray | None = None
+    """Standard errors of the entries, (p, p); None where the answer is not random."""
+    mean_score: np.ndarray | None = None
+    """Mean of the score, which is 0 in a regular model, (p,): in standard errors for Monte Carlo,
+    of its root mean square for quadrature, None for the Gaussian closed form."""
+    samples: int | None = None
+    """Simulated measurements, for Monte Carlo."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Informations:
+    """Information at K values, or why there is none; see `Information`."""
+
+    matrix: np.ndarray  # (K, p, p)
+    method: list[str]
+    failure: list[BoundError | None]
+    groups: list[np.ndarray | None]  # information from each of G equal parts of the draws
+    mean_score: list[np.ndarray | None]
+    samples: list[int | None]
+
+    @classmethod
+    def empty(cls, count: int, p: int) -> "Informations":
+        """Nothing known yet."""
+        none: list[Any] = [None] * count
+        matrix = np.full((count, p, p), np.nan)
+        return cls(matrix, [""] * count, none[:], none[:], none[:], none[:])
+
+    def put(self, k: int, matrix: np.ndarray, method: str, **more: Any) -> None:
+        """Enter what was found at value k."""
+        self.matrix[k], self.method[k], self.failure[k] = matrix, method, None
+        for name, value in more.items():
+            getattr(self, name)[k] = value
+
+    def replace(self, which: list[int], other: "Informations") -> None:
+        """Enter what was found at some values."""
+        self.matrix[which] = other.matrix
+        for name in ("method", "failure", "groups", "mean_score", "samples"):
+            for k, value in zip(which, getattr(other, name), strict=True):
+                getattr(self, name)[k] = value
+
+    def fail(self, which: Iterable[int], failure: BoundError) -> None:
+        """Enter why nothing can be found at some values."""
+        for k in which:
+            self.failure[k] = failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the numbers in theta lie in a vector."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, theta: Theta) -> "Layout":
+        """The layout of one theta, arrays or their shapes."""
+        paths, structure = jax.tree_util.tree_flatten_with_path(theta)
+        names = []
+        for path, leaf in paths:
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+            for index in np.ndindex(*leaf.shape):
+                names.append(f"{name}[{', '.join(map(str, index))}]" if index else name)
+        return cls(structure, tuple(leaf.shape for _, leaf in paths), tuple(names))
+
+    def unravel(self, flat: Array) -> Theta:
+        """One theta from its vector."""
+        sizes = [int(np.prod(shape)) for shape in self.shapes]
+        parts = jnp.split(flat, np.cumsum(sizes)[:-1])
+        leaves = [part.reshape(s) for part, s in zip(parts, self.shapes, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def ravel(self, thetas: Theta) -> np.ndarray:
+        """Vectors of K values of theta, leaves (K, ...), in float64: (K, p)."""
+        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(thetas)]
+        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def layout_of(problem: Problem) -> Layout:
+    """The layout of the problem's theta; refuses what cannot be differentiated."""
+    one = jax.eval_shape(problem.sample_prior, jr.key(0))
+    layout = Layout.of(one)
+    paths = jax.tree_util.tree_leaves_with_path(one)
+    discrete = [
+        jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+        for path, leaf in paths
+        if not jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    if discrete:
+        raise BoundError(
+            f"{', '.join(discrete)} is discrete: the Cramér-Rao bound is for unknowns that vary "
+            "continuously"
+        )
+    for prior in prior_leaves(problem.prior):
+        if isinstance(element_support(prior), TIED):
+            raise BoundError(
+                f"the numbers that a {type(prior).__name__} prior draws are not free of each other "
+                "(probabilities sum to 1, a matrix is symmetric), so that theta has no derivatives "
+                "in each of them: write theta in free coordinates, such as all probabilities but "
+                "the last, and the rest in target and likelihood; or give crb"
+            )
+    return layout
+
+
+def one_theta(problem: Problem, theta: Theta) -> Theta:
+    """Check one theta against the prior's; returned as float64 with a leading axis of 1."""
+    one = jax.eval_shape(problem.sample_prior, jr.key(0))
+    leaves, structure = jax.tree.flatten(one)
+    try:
+        parts = structure.flatten_up_to(theta)
+        arrays = [np.asarray(part, np.float64) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"theta must hold numbers in the structure of the prior's samples, "
+            f"{describe_shapes(one)}: {error}"
+        ) from error
+    for i, (array, leaf) in enumerate(zip(arrays, leaves, strict=True)):
+        if array.shape == () and leaf.shape == (1,):
+            arrays[i] = array[None]
+        elif array.shape != leaf.shape:
+            raise ValueError(
+                f"theta must be ONE value of the prior's {describe_shapes(one)}; got shape "
+                f"{array.shape} in place of {tuple(leaf.shape)}"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError(f"theta must be finite, got {array}")
+    return jax.tree.unflatten(structure, [array[None] for array in arrays])

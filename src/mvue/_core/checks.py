@@ -1,0 +1,72 @@
+"""Checks of arguments that many functions share, and words for shapes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
+    """One name for each component of y; the default ones where none are given."""
+    if names is None:
+        return ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
+    if isinstance(names, str):
+        raise TypeError(f"names must be a sequence of names, got the string {names!r}")
+    if len(names) != d:
+        raise ValueError(
+            f"names must have one entry for each of the {d} components of y, got {len(names)}: "
+            f"{tuple(names)}"
+        )
+    return tuple(names)
+
+
+def check_estimator(
+    name: str, estimator: Any, x: Any, d: int, *, may_be_complex: bool = False
+) -> None:
+    """Refuse what does not map one measurement, given by its shapes, to y."""
+    if not callable(estimator):
+        raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
+    try:
+        output = eqx.filter_eval_shape(estimator, x)
+    except Exception as error:
+        raise ValueError(
+            f"{name} failed on one measurement of {describe_shapes(x)}: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    check_output(name, output, d, may_be_complex=may_be_complex)
+
+
+def check_output(name: str, output: Any, d: int, *, may_be_complex: bool = False) -> None:
+    """Refuse an estimate whose shape is not that of y; a scalar will do for one component."""
+    shape = getattr(output, "shape", None)
+    is_complex = (
+        not may_be_complex
+        and shape is not None
+        and jnp.issubdtype(output.dtype, jnp.complexfloating)
+    )
+    if is_complex or (shape != (d,) and not (d == 1 and shape == ())):
+        got = type(output).__name__ if shape is None else f"shape {shape}"
+        got += " of complex numbers" if is_complex else ""
+        raise ValueError(
+            f"{name} must return an array of the shape of y, ({d},), for one measurement; it "
+            f"returned {got}"
+        )
+
+
+def describe_shapes(tree: PyTree) -> str:
+    """The shapes in a pytree, for a message."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return f"shape {tuple(leaves[0][1].shape)}"
+    parts = (f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves)
+    return "shapes " + ", ".join(parts)

@@ -1,0 +1,31 @@
+"""Priors: one distribution or a dict of them, and the support of single elements."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+
+def element_support(distribution: Any) -> Any:
+    """The constraint on single elements of what a distribution draws; None if it names none."""
+    support = getattr(distribution, "support", None)
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint  # type: ignore[union-attr]
+    return support
+
+
+def prior_leaves(prior: Any) -> list[Any]:
+    """The priors in a dict of priors, or the only one."""
+    return jax.tree.leaves(prior, is_leaf=_is_prior_leaf)
+
+
+def _is_prior_leaf(node: Any) -> bool:
+    return not isinstance(node, Mapping)
+
+
+def _check_prior(prior: Any) -> None:
+    if not callable(getattr(prior, "sample", None)):
+        raise TypeError(
+            "prior must be a numpyro distribution, an object with a method sample(key), or a dict "
+            f"of these; got {type(prior).__name__}"
+        )

@@ -1,0 +1,223 @@
+"""What a user brings: a prior, a simulator, perhaps a likelihood; and draws from them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from ..exceptions import SimulatorError
+from .checks import check_count, checked_names, describe_shapes
+from .keys import fold_in_each
+from .priors import _check_prior, _is_prior_leaf
+from .types import Key, Measurement, Theta
+
+
+class Draw(NamedTuple):
+    """N unknowns and M measurements of each."""
+
+    theta: Theta
+    """What the simulator was given; leaves of shape (N, ...)."""
+    y: Float[Array, "n d"]
+    """The unknowns to estimate."""
+    x: Measurement
+    """The measurements; leaves of shape (N, M, ...)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """An estimation problem: unknowns are drawn from a prior and measured by a simulator.
+
+    The prior says which unknowns to train on. It need not be believed: the estimator of large
+    bias weight does not depend on it, only its range matters.
+
+    Args:
+        prior: a numpyro distribution, any object with ``sample(key)``, or a dict of these, in
+            which case theta is a dict too. One sample is one theta.
+        simulate: ``simulate(key, theta) -> x``, ONE measurement; an array or a pytree. Written
+            in JAX; batching happens outside.
+        log_likelihood: optional ``log_likelihood(theta, x) -> scalar``.
+        target: ``target(theta) -> y``, what is estimated; the rest of theta is a nuisance that
+            all measurements of one unknown share. By default theta itself, which must then be
+            one array.
+        names: one name for each component of y.
+        exchangeable: whether the leading axis of x indexes independent, identically distributed
+            draws, whose order carries no information. None leaves that open: the default network
+            judges by simulations; whatever else needs such draws wants to be told.
+        crb: optional ``crb(theta) -> (d, d)``, a known lower bound on the covariance of
+            unbiased estimators of y.
+        likelihood: optional ``likelihood(theta)``, the distribution of one measurement that
+            `from_likelihood` was given; it must agree with `log_likelihood`.
+    """
+
+    prior: Any
+    simulate: Callable[[Key, Theta], Measurement]
+    log_likelihood: Callable[[Theta, Measurement], Any] | None = None
+    target: Callable[[Theta], Any] | None = None
+    names: tuple[str, ...] | None = None
+    exchangeable: bool | None = None
+    crb: Callable[[Theta], Any] | None = None
+    likelihood: Callable[[Theta], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("simulate", "log_likelihood", "target", "crb", "likelihood"):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "simulate"):
+                raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+        jax.tree.map(_check_prior, self.prior, is_leaf=_is_prior_leaf)
+        x, y = self.shapes()
+        object.__setattr__(self, "names", checked_names(self.names, y.shape[0]))
+        if self.crb is not None:
+            self._check_crb(y.shape[0])
+        if self.exchangeable:
+            lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
+            if len(lengths) != 1 or lengths == {()}:
+                raise SimulatorError(
+                    "exchangeable=True needs an x whose leaves all have the same leading axis, "
+                    f"the index of the independent draws; got {describe_shapes(x)}"
+                )
+
+    @classmethod
+    def from_likelihood(
+        cls,
+        prior: Any,
+        likelihood: Callable[[Theta], Any],
+        *,
+        target: Callable[[Theta], Any] | None = None,
+        names: tuple[str, ...] | None = None,
+        exchangeable: bool | None = None,
+        crb: Callable[[Theta], Any] | None = None,
+    ) -> "Problem":
+        """A problem whose simulator and log-likelihood are one numpyro distribution.
+
+        Args:
+            prior: as in `Problem`.
+            likelihood: ``likelihood(theta)``, the distribution of one measurement x.
+            target: as in `Problem`.
+            names: as in `Problem`.
+            exchangeable: as in `Problem`.
+            crb: as in `Problem`.
+        """
+
+        def simulate(key: Key, theta: Theta) -> Array:
+            return likelihood(theta).sample(key)
+
+        def log_likelihood(theta: Theta, x: Array) -> Array:
+            return jnp.sum(likelihood(theta).log_prob(x))
+
+        return cls(prior, simulate, log_likelihood, target, names, exchangeable, crb, likelihood)
+
+    def sample_prior(self, key: Key) -> Theta:
+        """One theta."""
+        leaves, structure = jax.tree.flatten(self.prior, is_leaf=_is_prior_leaf)
+        keys = [key] if len(leaves) == 1 else list(jr.split(key, len(leaves)))
+        samples = [prior.sample(k) for prior, k in zip(leaves, keys, strict=True)]
+        return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, samples))
+
+    def y_of(self, theta: Theta) -> Float[Array, " d"]:
+        """The unknown in one theta, as a vector."""
+        y = theta if self.target is None else self.target(theta)
+        if not hasattr(y, "shape"):
+            y = jnp.asarray(y)
+        if y.ndim > 1:
+            raise SimulatorError(
+                f"y must be a scalar or a vector of shape (d,), got shape {y.shape}: give a "
+                "target that flattens it"
+            )
+        return jnp.reshape(jnp.asarray(y, dtype=jnp.result_type(float)), (-1,))
+
+    def draw(self, key: Key, n: int, m: int) -> Draw:
+        """N unknowns from the prior and M measurements of each, all with noise of their own.
+
+        Unknown i and its measurement j depend on the key, i and j alone, so a larger draw
+        begins with the smaller one.
+        """
+        check_count("n", n)
+        check_count("m", m)
+        return jax.vmap(lambda i: self.draw_unit(key, i, m))(jnp.arange(n))
+
+    def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
+        """Unknown number i of `draw` alone, without the axis of unknowns."""
+        # Number 0 of the unknown's keys is for theta, the others for its measurements.
+        keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
+        theta = self.sample_prior(keys[0])
+        x = jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)
+        return Draw(theta, self.y_of(theta), x)
+
+    def shapes(self) -> tuple[Any, Any]:
+        """Shapes and dtypes of one measurement and of y, without simulating."""
+        key = jr.key(0)
+        try:
+            theta = jax.eval_shape(self.sample_prior, key)
+        except Exception as error:
+            raise SimulatorError(
+                f"prior.sample(key) failed; it must return one theta as arrays: {error}"
+            ) from error
+        if self.target is None and not hasattr(theta, "shape"):
+            raise SimulatorError(
+                f"theta is not one array, {describe_shapes(theta)}: say with target what is "
+                "estimated, for example target=lambda theta: theta['name']"
+            )
+        try:
+            y = jax.eval_shape(self.y_of, theta)
+        except SimulatorError:
+            raise
+        except Exception as error:
+            raise SimulatorError(
+                f"target(theta) failed for a theta of {describe_shapes(theta)}: {error}"
+            ) from error
+        try:
+            x = jax.eval_shape(
+                lambda k, t: jax.tree.map(jnp.asarray, self.simulate(k, t)), key, theta
+            )
+        except Exception as error:
+            raise SimulatorError(
+                f"simulate(key, theta) failed for the theta that the prior gives, "
+                f"{describe_shapes(theta)}: {type(error).__name__}: {error}"
+            ) from error
+        if not jax.tree.leaves(x):
+            raise SimulatorError("simulate(key, theta) returned no arrays")
+        return x, y
+
+    def _check_crb(self, d: int) -> None:
+        assert self.crb is not None
+        theta = jax.eval_shape(self.sample_prior, jr.key(0))
+        try:
+            shape = jax.eval_shape(self.crb, theta).shape
+        except Exception as error:
+            raise ValueError(
+                f"crb(theta) failed for a theta of {describe_shapes(theta)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if shape != (d, d):
+            raise ValueError(f"crb(theta) must return a matrix of shape ({d}, {d}), got {shape}")
+
+    def __repr__(self) -> str:
+        x, _ = self.shapes()
+        kind = "exchangeable " if self.exchangeable else ""
+        known = [name for name in ("log_likelihood", "crb") if getattr(self, name) is not None]
+        return f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}" + (
+            f", known: {', '.join(known)})" if known else ")"
+        )
+
+
+def refusal(problem: Problem, theta: Theta) -> str | None:
+    """Why the likelihood, if it is a numpyro distribution, refuses one theta, if it does."""
+    if problem.likelihood is None:
+        return None
+    with numpyro.validation_enabled():
+        try:
+            problem.likelihood(jax.tree.map(jnp.asarray, theta))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def check_problem(problem: Any) -> None:
+    """Refuse what is not a problem."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")

@@ -1,0 +1,335 @@
+"""Simulated data in a folder: shards that are written whole or not at all.
+
+``manifest.json`` says what the data are. Each shard is a folder with one NPY file for x, for y,
+for the mask of present measurements and for every column of theta, and ``shard.json`` with their
+sizes and checksums. Work that has not filled a shard yet waits in ``parts``.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .._core.theta import Columns, theta_tree
+from ..exceptions import SimulatedDataError
+
+
+class Failure(NamedTuple):
+    """A measurement that could not be simulated."""
+
+    unit: int
+    repeat: int
+    message: str
+    """What went wrong at the last attempt."""
+
+
+class Kind(NamedTuple):
+    """What all measurements have in common."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def absent(shape: tuple[int, int], kind: Kind) -> np.ndarray:
+    """Measurements that are not there: NaN where the dtype has it, else zero."""
+    fill = np.nan if kind.dtype.kind in "fc" else 0
+    return np.full(shape + kind.shape, fill, kind.dtype)
+
+
+FORMAT = 1
+SHARD_BYTES = 2**25
+SHARD_UNITS = 4096
+
+
+class Shard(NamedTuple):
+    """Consecutive units of simulated data."""
+
+    y: np.ndarray
+    """The unknowns, shape (units, d)."""
+    x: np.ndarray
+    """The measurements, shape (units, repeats, ...); NaN, or 0 for integers, where absent."""
+    present: np.ndarray
+    """Which measurements there are, shape (units, repeats)."""
+    theta: Any
+    """What the simulator was given: an array of shape (units, ...) or a dict of these."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What every shard of a data set looks like."""
+
+    repeats: int
+    names: tuple[str, ...]
+    kind: Kind
+    theta: tuple[tuple[str, ...], ...]
+    """The keys that lead to each column of theta."""
+    shard_units: int
+
+    def file_names(self) -> list[str]:
+        """The files of a shard."""
+        return ["x.npy", "y.npy", "present.npy", *self.theta_files()]
+
+    def theta_files(self) -> list[str]:
+        """The files of the columns of theta."""
+        return [f"theta{i}.npy" for i in range(len(self.theta))]
+
+    def empty(self, units: int) -> tuple[np.ndarray, np.ndarray]:
+        """Measurements and mask of units that are still to be simulated."""
+        shape = (units, self.repeats)
+        return absent(shape, self.kind), np.zeros(shape, bool)
+
+
+def shard_units_for(kind: Kind, repeats: int) -> int:
+    """How many units go into one shard."""
+    size = repeats * int(np.prod(kind.shape)) * kind.dtype.itemsize
+    return max(1, min(SHARD_UNITS, SHARD_BYTES // size))
+
+
+class Part(NamedTuple):
+    """Some units of a shard that is not complete."""
+
+    units: np.ndarray  # places in the shard
+    x: np.ndarray
+    present: np.ndarray
+    failures: list[Failure]
+
+
+class ShardFolder:
+    """The files of one data set.
+
+    Args:
+        path: the folder; made when something is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).resolve()
+        if self.path.exists() and not self.path.is_dir():
+            raise SimulatedDataError(f"folder must be a folder, got the file {self.path}")
+        self._sidecars: dict[int, dict[str, Any]] = {}
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What the data are, or None in an empty folder."""
+        file = self.path / "manifest.json"
+        if not file.exists():
+            others = [p.name for p in self.path.glob("*") if not p.name.startswith(".")]
+            if others:
+                raise SimulatedDataError(
+                    f"folder must be empty or hold simulated data, but {self.path} holds "
+                    f"{', '.join(sorted(others)[:3])}: choose another"
+                )
+            return None
+        try:
+            manifest = json.loads(file.read_text())
+            found = manifest["format"]
+        except Exception as error:
+            raise SimulatedDataError(
+                f"{file} cannot be read ({error}): delete the folder or choose another"
+            ) from error
+        if found != FORMAT:
+            raise SimulatedDataError(
+                f"the data in {self.path} have format {found}, this version of mvue reads {FORMAT}"
+            )
+        return manifest
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Say what the data are."""
+        text = json.dumps(manifest, indent=2) + "\n"
+        self._replace(self.path / "manifest.json", lambda file: file.write_text(text))
+
+    def write(
+        self, index: int, layout: Layout, shard: Shard, columns: Columns, failures: list[Failure]
+    ) -> None:
+        """Write a complete shard, over one that is damaged or shorter."""
+        arrays = dict(zip(layout.theta_files(), columns.values(), strict=True))
+        arrays |= {"x.npy": shard.x, "y.npy": shard.y, "present.npy": shard.present}
+
+        def fill(folder: Path) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            files = {}
+            for name, array in arrays.items():
+                np.save(folder / name, array, allow_pickle=False)
+                _sync(folder / name)
+                files[name] = _file_record(folder / name) | {"crc32": _checksum(folder / name)}
+            sidecar = {"units": len(shard.y), "files": files, "failures": failures}
+            (folder / "shard.json").write_text(json.dumps(sidecar))
+            _sync(folder / "shard.json")
+
+        target = self._shard(index)
+        shutil.rmtree(target, ignore_errors=True)
+        self._replace(target, fill)
+        self._sidecars.pop(index, None)
+        for part in self._parts(index):
+            part.unlink(missing_ok=True)
+
+    def read(self, index: int, layout: Layout) -> Shard:
+        """A shard whose arrays are mapped from the files."""
+        folder = self._shard(index)
+        load = {name: np.load(folder / name, mmap_mode="r") for name in layout.file_names()}
+        columns = dict(
+            zip(layout.theta, (load[name] for name in layout.theta_files()), strict=True)
+        )
+        return Shard(load["y.npy"], load["x.npy"], load["present.npy"], theta_tree(columns))
+
+    def units_in(self, index: int, layout: Layout) -> int | None:
+        """How many units a shard holds; 0 where it is not there, None where it is damaged.
+
+        Files of the right size that nobody touched since they were written are taken to be good;
+        of others the checksum is compared.
+        """
+        folder = self._shard(index)
+        if not folder.exists():
+            return 0
+        try:
+            sidecar = self._sidecar(index)
+            for name in layout.file_names():
+                expected, found = sidecar["files"][name], _file_record(folder / name)
+                if found["size"] != expected["size"]:
+                    return None
+                if found["mtime_ns"] != expected["mtime_ns"] and (
+                    _checksum(folder / name) != expected["crc32"]
+                ):
+                    return None
+            return int(sidecar["units"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def failures(self, index: int) -> list[Failure]:
+        """The measurements of a shard that could not be simulated."""
+        return [Failure(*entry) for entry in self._sidecar(index)["failures"]]
+
+    def write_part(self, index: int, part: Part) -> None:
+        """Keep some units of a shard until it is complete."""
+
+        def fill(file: Path) -> None:
+            with file.open("wb") as stream:
+                np.savez(
+                    stream,
+                    units=part.units,
+                    x=part.x,
+                    present=part.present,
+                    failures=np.asarray(json.dumps(part.failures)),
+                )
+
+        self._replace(self.path / "parts" / f"{index:05d}-{int(part.units[0]):06d}.npz", fill)
+
+    def read_parts(self, index: int) -> Iterator[Part]:
+        """What is known of a shard that is not complete; files that are damaged are left out."""
+        for file in self._parts(index):
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    failures = [Failure(*f) for f in json.loads(str(arrays["failures"]))]
+                    part = Part(arrays["units"], arrays["x"], arrays["present"], failures)
+            except Exception:  # whatever a damaged archive may raise
+                file.unlink(missing_ok=True)
+                continue
+            yield part
+
+    def tidy(self) -> None:
+        """Remove what is of no use once all shards are complete."""
+        for leftover in [*self.path.glob(".*.tmp"), self.path / "parts"]:
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+    def _shard(self, index: int) -> Path:
+        return self.path / f"{index:05d}"
+
+    def _parts(self, index: int) -> list[Path]:
+        return sorted(self.path.glob(f"parts/{index:05d}-*.npz"))
+
+    def _sidecar(self, index: int) -> dict[str, Any]:
+        if index not in self._sidecars:
+            self._sidecars[index] = json.loads((self._shard(index) / "shard.json").read_text())
+        return self._sidecars[index]
+
+    def _replace(self, target: Path, fill: Callable[[Path], Any]) -> None:
+        """Have a file or folder made under another name, then move it to its place."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = target.parent / f".{target.name}.{os.getpid()}.tmp"
+        fill(new)
+        _sync(new)
+        new.replace(target)
+
+
+class MemoryShards:
+    """The same in memory."""
+
+    path = None
+
+    def __init__(self) -> None:
+        self._shards: dict[int, tuple[Shard, list[Failure]]] = {}
+
+    def manifest(self) -> None:
+        """Nothing is there before it is simulated."""
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Nothing needs to be said of data that do not outlive the process."""
+
+    def write(
+        self, index: int, layout: Layout, shard: Shard, columns: Columns, failures: list[Failure]
+    ) -> None:
+        """Keep a complete shard."""
+        del layout
+        for array in (shard.y, shard.x, shard.present, *columns.values()):
+            array.setflags(write=False)
+        self._shards[index] = (shard, failures)
+
+    def read(self, index: int, layout: Layout) -> Shard:
+        """A shard."""
+        del layout
+        return self._shards[index][0]
+
+    def units_in(self, index: int, layout: Layout) -> int:
+        """How many units a shard holds; 0 where it is not there."""
+        del layout
+        return len(self._shards[index][0].y) if index in self._shards else 0
+
+    def failures(self, index: int) -> list[Failure]:
+        """The measurements of a shard that could not be simulated."""
+        return self._shards[index][1]
+
+    def write_part(self, index: int, part: Part) -> None:
+        """Units of a shard that is not complete are lost with the process."""
+
+    def read_parts(self, index: int) -> Iterator[Part]:
+        """None."""
+        del index
+        return iter(())
+
+    def tidy(self) -> None:
+        """Nothing is left behind."""
+
+
+Shards: TypeAlias = ShardFolder | MemoryShards
+
+
+def _file_record(file: Path) -> dict[str, int]:
+    status = file.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _checksum(file: Path) -> int:
+    value = 0
+    with file.open("rb") as stream:
+        while block := stream.read(2**20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _sync(path: Path) -> None:
+    """Wait until it is on disk: a power cut must not leave a file of zeros under a good name."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

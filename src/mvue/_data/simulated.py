@@ -1,0 +1,148 @@
+"""Simulated data that need not fit into memory: what `simulate` returns."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..exceptions import SimulatedDataError
+from .shards import Failure, Kind, Layout, Shard, ShardFolder, Shards
+
+
+class SimulatedData:
+    """Unknowns and repeated measurements of each, in a folder or in memory.
+
+    `mvue.simulate` makes it, `SimulatedData.open` opens a finished folder. It is read in shards of
+    consecutive units, whose arrays are mapped from the files, so that it may be larger than memory.
+
+    Attributes:
+        n_units: number of unknowns.
+        repeats: measurements of each.
+        names: one name for each component of y.
+        x_shape: shape of one measurement.
+        x_dtype: its dtype.
+        folder: where the data are, or None.
+        failures: the measurements that could not be simulated: unit, repeat and message of each.
+    """
+
+    def __init__(self, shards: Shards, layout: Layout, n_units: int) -> None:
+        self._shards, self._layout = shards, layout
+        self.n_units, self.repeats = n_units, layout.repeats
+        self.names = layout.names
+        self.x_shape, self.x_dtype = layout.kind
+        self.folder: Path | None = shards.path
+        found = [failure for i in range(self.shard_count) for failure in shards.failures(i)]
+        self.failures: list[Failure] = [failure for failure in found if failure.unit < n_units]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "SimulatedData":
+        """Open a folder that `mvue.simulate` has filled.
+
+        Args:
+            folder: as in `mvue.simulate`.
+        """
+        shards = ShardFolder(folder)
+        manifest = shards.manifest()
+        if manifest is None:
+            raise SimulatedDataError(f"there are no simulated data in {shards.path}")
+        layout, units = layout_of(manifest), manifest["units"]
+        there, damaged = look_at(shards, layout, units)
+        if sum(there) < units:
+            what = f"shard {damaged[0]} is damaged" if damaged else f"{sum(there):,} are there"
+            raise SimulatedDataError(
+                f"the data in {shards.path} are not complete: of {units:,} units, {what}. The "
+                "same call of mvue.simulate goes on with them"
+            )
+        return cls(shards, layout, units)
+
+    @property
+    def shard_count(self) -> int:
+        """Number of shards."""
+        return -(-self.n_units // self._layout.shard_units)
+
+    def shard(self, index: int) -> Shard:
+        """Consecutive units: y, x, the mask of present measurements, and theta.
+
+        Args:
+            index: from 0 to `shard_count` - 1.
+        """
+        if not 0 <= index < self.shard_count:
+            raise IndexError(f"index must be from 0 to {self.shard_count - 1}, got {index}")
+        size = self.n_units - index * self._layout.shard_units
+        shard = self._shards.read(index, self._layout)
+        # The last one may hold more units than were asked for.
+        return jax.tree.map(lambda array: array[:size], shard)
+
+    def pieces(
+        self, shards: Iterable[int] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The present measurements as tables: X of shape (rows, p), y (rows, d), unit ids (rows,).
+
+        One piece for each shard, no unit in two of them: what `partial_fit` of
+        `mvue.sklearn.LinearBCE` takes; its `fit_pieces` takes the data as they are.
+
+        Args:
+            shards: which ones, from 0 to `shard_count` - 1; by default all.
+        """
+        for index in range(self.shard_count) if shards is None else shards:
+            shard = self.shard(index)
+            units = index * self._layout.shard_units + np.arange(len(shard.y))
+            X = np.asarray(shard.x).reshape(len(units) * self.repeats, -1)
+            rows = np.asarray(shard.present).reshape(-1)
+            y, ids = np.repeat(shard.y, self.repeats, axis=0), np.repeat(units, self.repeats)
+            if rows.any():
+                yield (X, y, ids) if rows.all() else (X[rows], y[rows], ids[rows])
+
+    def load(self) -> Shard:
+        """All of the data as arrays in memory."""
+        shards = [self.shard(i) for i in range(self.shard_count)]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *shards)
+
+    def __len__(self) -> int:
+        return self.n_units
+
+    def __repr__(self) -> str:
+        shape = "numbers" if self.x_shape == () else f"{self.x_dtype} of shape {self.x_shape}"
+        failed = f", {len(self.failures):,} of them absent" if self.failures else ""
+        return (
+            f"SimulatedData({self.n_units:,} units × {self.repeats} measurements{failed}, "
+            f"x = {shape}, y = ({', '.join(self.names)}), shards: {self.shard_count} in "
+            f"{self.folder or 'memory'})"
+        )
+
+
+def shard_sizes(layout: Layout, units: int) -> list[int]:
+    """How many units each shard holds."""
+    full, rest = divmod(units, layout.shard_units)
+    return [layout.shard_units] * full + [rest] * (rest > 0)
+
+
+def look_at(shards: Shards, layout: Layout, units: int) -> tuple[list[int], list[int]]:
+    """How many of its units each shard has, and which shards are damaged."""
+    sizes = shard_sizes(layout, units)
+    there = [shards.units_in(i, layout) for i in range(len(sizes))]
+    damaged = [i for i, found in enumerate(there) if found is None]
+    return [min(found or 0, size) for found, size in zip(there, sizes, strict=True)], damaged
+
+
+def manifest_of(layout: Layout, units: int, identity: dict[str, Any]) -> dict[str, Any]:
+    """What `layout_of` needs, and what the data are."""
+    return identity | {
+        "units": units,
+        "shard_units": layout.shard_units,
+        "x_shape": list(layout.kind.shape),
+        "x_dtype": layout.kind.dtype.str,
+    }
+
+
+def layout_of(manifest: dict[str, Any]) -> Layout:
+    """What the shards look like."""
+    return Layout(
+        repeats=manifest["repeats"],
+        names=tuple(manifest["names"]),
+        kind=Kind(tuple(manifest["x_shape"]), np.dtype(manifest["x_dtype"])),
+        theta=tuple(tuple(path) for path in manifest["theta"]),
+        shard_units=manifest["shard_units"],
+    )

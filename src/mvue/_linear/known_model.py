@@ -1,0 +1,173 @@
+"""Linear estimators for a known linear model x = H y + n."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from .._serialise.registry import register
+from ..losses._functions import check_bias_weight
+
+
+@register(name="mvue.LinearEstimator")
+class LinearEstimator(eqx.Module):
+    """The estimate ``weight @ x`` of y from one measurement x = H y + n.
+
+    Weights are float64 NumPy arrays unless the estimator was made under a JAX transformation; in
+    JAX programs they are cast to the precision in use.
+    """
+
+    weight: Any
+    """A, shape (d, m)."""
+    covariance: Any
+    """Covariance of the estimate for a fixed y, A Σ Aᴴ, shape (d, d)."""
+    bias_matrix: Any
+    """A H − I, shape (d, d): the bias at y is ``bias_matrix @ y``."""
+
+    def __call__(self, x: Any) -> Any:
+        """The estimate, shape (d,), from one measurement, shape (m,)."""
+        m = self.weight.shape[1]
+        if jnp.shape(x) != (m,):
+            raise ValueError(
+                f"x must be one measurement of shape ({m},), got shape {jnp.shape(x)}: use "
+                "jax.vmap for several"
+            )
+        return self.weight @ x
+
+
+def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> LinearEstimator:
+    """The linear estimator of least mean squared error + λ · squared bias, for x = H y + n.
+
+    A = (Hᴴ Σn⁻¹ H + Σy⁻¹ / (λ + 1))⁻¹ Hᴴ Σn⁻¹. λ = 0 is the LMMSE estimator (Bayesian linear
+    regression), λ = ∞ weighted least squares, which is unbiased. y and n have mean zero and are
+    uncorrelated. Works in float64 where the arguments are concrete; under a JAX transformation, as
+    in ``jax.vmap(lambda H: mvue.linear_bce(H, 1.0, 1.0, 10.0))(many_H)``, in the precision in
+    use, and values are then not checked.
+
+    Args:
+        H: shape (m, d), real or complex.
+        noise_cov: covariance of n: a number, a vector of m variances, or an (m, m) matrix.
+        prior_cov: covariance of y: a number, a vector of d variances, or a (d, d) matrix.
+        bias_weight: λ from 0 to infinity.
+    """
+    if any(isinstance(value, Tracer) for value in (H, noise_cov, prior_cov, bias_weight)):
+        return _solve(
+            jnp, jnp.asarray(H), jnp.asarray(noise_cov), jnp.asarray(prior_cov), bias_weight
+        )
+    bias_weight = float(bias_weight)
+    check_bias_weight(bias_weight, finite=False)
+    H = _finite("H", H)
+    if H.ndim != 2 or 0 in H.shape:
+        raise ValueError(
+            f"H must be a matrix of shape (m, d), got shape {H.shape}: for a batch of them use "
+            "jax.vmap"
+        )
+    noise = _checked_covariance("noise_cov", noise_cov, H.shape[0])
+    prior = _checked_covariance("prior_cov", prior_cov, H.shape[1])
+    if math.isinf(bias_weight):
+        _check_full_rank(H, noise)
+    return _solve(np, H, noise, prior, bias_weight)
+
+
+def lmmse(H: Any, noise_cov: Any, prior_cov: Any) -> LinearEstimator:
+    """The linear estimator of least mean squared error: `linear_bce` with λ = 0.
+
+    Args:
+        H: as in `linear_bce`.
+        noise_cov: as in `linear_bce`.
+        prior_cov: as in `linear_bce`.
+    """
+    return linear_bce(H, noise_cov, prior_cov, 0.0)
+
+
+def wls(H: Any, noise_cov: Any) -> LinearEstimator:
+    """Weighted least squares, the best linear unbiased estimator: `linear_bce` with λ = ∞.
+
+    Args:
+        H: as in `linear_bce`, with full column rank.
+        noise_cov: as in `linear_bce`.
+    """
+    return linear_bce(H, noise_cov, 1.0, math.inf)
+
+
+def _solve(xp: Any, H: Any, noise: Any, prior: Any, bias_weight: Any) -> LinearEstimator:
+    """A by a QR factorisation, in NumPy or JAX.
+
+    In units in which noise and prior are white, A solves the least-squares problem with the
+    matrix [H; I/√(λ+1)], whose condition is the square root of that of the normal equations.
+    """
+    m, d = H.shape
+    noise_root, prior_root = _root(xp, noise, m), _root(xp, prior, d)
+    whitened = xp.linalg.solve(noise_root, H) @ prior_root
+    shrinkage = 1 / (1 + bias_weight)
+    rows = xp.concatenate([whitened, xp.sqrt(shrinkage) * xp.eye(d, dtype=whitened.dtype)])
+    q, r = xp.linalg.qr(rows)
+    on_white = prior_root @ xp.linalg.solve(r, q[:m].conj().T)
+    weight = xp.linalg.solve(noise_root.conj().T, on_white.conj().T).conj().T
+    return LinearEstimator(weight, on_white @ on_white.conj().T, weight @ H - xp.eye(d))
+
+
+def _root(xp: Any, covariance: Any, size: int) -> Any:
+    """The lower Cholesky factor of a covariance in any of its three forms."""
+    if covariance.ndim == 2:
+        return xp.linalg.cholesky(covariance)
+    return xp.sqrt(covariance) * xp.eye(size)
+
+
+def _finite(name: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
+    array = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
+    return array
+
+
+def _checked_covariance(name: str, value: Any, size: int) -> np.ndarray:
+    given = np.asarray(value)
+    covariance = _finite(name, value)
+    if covariance.shape not in ((), (size,), (size, size)):
+        raise ValueError(
+            f"{name} must be a number, a vector of {size} variances or a matrix of shape ({size}, "
+            f"{size}), got shape {covariance.shape}"
+        )
+    if covariance.ndim < 2:
+        if np.imag(covariance).any() or not (np.real(covariance) > 0).all():
+            raise ValueError(f"{name} must have positive variances, got {covariance}")
+        return np.real(covariance)
+    precision = np.finfo(given.dtype if given.dtype.kind in "fc" else np.float64).eps
+    mirrored = covariance.conj().T
+    if np.abs(covariance - mirrored).max() > 100 * precision * np.abs(covariance).max():
+        raise ValueError(
+            f"{name} must be Hermitian (symmetric where real), got a matrix that differs from its "
+            f"conjugate transpose by up to {np.abs(covariance - mirrored).max():.3g}"
+        )
+    covariance = (covariance + mirrored) / 2
+    variances = np.diagonal(covariance).real
+    try:
+        pivots = np.diagonal(np.linalg.cholesky(covariance)).real ** 2
+    except np.linalg.LinAlgError:
+        pivots = np.zeros(size)
+    if not (pivots > size * np.finfo(float).eps * variances).all():
+        raise ValueError(
+            f"{name} must be positive definite, got a matrix whose smallest eigenvalue is "
+            f"{np.linalg.eigvalsh(covariance)[0]:.3g}: drop entries that the others determine, or "
+            "add a small variance to its diagonal"
+        )
+    return covariance
+
+
+def _check_full_rank(H: np.ndarray, noise: np.ndarray) -> None:
+    m, d = H.shape
+    whitened = np.linalg.solve(_root(np, noise, m), H)
+    lengths = np.linalg.norm(whitened, axis=0)
+    rank = int(np.linalg.matrix_rank(whitened / np.where(lengths > 0, lengths, 1)))
+    if rank < d:
+        raise ValueError(
+            f"H must have full column rank for an unbiased estimator (bias_weight=inf), got rank "
+            f"{rank} for {d} unknowns: measure more, or use a finite bias_weight"
+        )

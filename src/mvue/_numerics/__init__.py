@@ -1,0 +1,4 @@
+"""Numerical methods for batches in JAX: small matrices, sorting, Newton's method.
+
+Nothing here knows what an estimator is.
+"""

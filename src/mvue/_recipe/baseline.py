@@ -1,0 +1,275 @@
+"""A first estimate in closed form, for the default network to correct.
+
+Two steps. The plug-in estimate: least squares on statistics and random features, of y in a scale in
+which its standard deviation is one, taken back to the units of y. The baseline: a linear bias
+constrained estimate from the plug-in and natural statistics (means, variances, products, inverses,
+extremes), with errors weighted by the survey. Where the answer is a sum of such statistics, the
+baseline is nearly the answer.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.problem import Problem
+from .._core.sampling import finite_units
+from .._core.types import Key
+from .._runtime.jit import jit
+from .._serialise.registry import register
+from ..nn._frozen import Affine, Frozen
+from .survey import Survey, unit_scale
+
+RANDOM_FEATURES = 200
+UNITS, REPLICATES = 512, 16  # of each piece
+PIECES = 32
+LARGEST_TOTAL = 2**26  # numbers held of all pieces
+PLUG_IN_UNITS = 4 * UNITS
+BIAS_WEIGHT = 20.0
+RIDGE = 1e-4
+LINEAR_RIDGE = 1e-5
+LARGEST_INPUT = 5.0  # standard deviations up to which inputs are as they are
+FARTHEST = 1e12  # beyond these; larger numbers may be infinite
+FEWEST_DRAWS = 8  # that may carry the fourth moment of a statistic
+
+
+@register(name="mvue.PlugIn")
+class PlugIn(Frozen):
+    """y and its standard deviation from statistics of x, by regression with random features."""
+
+    scaling: Affine
+    hidden: Float[Array, "p h"]
+    offsets: Float[Array, " h"]
+    readout: Float[Array, "q d"]
+    """To y in a scale in which its standard deviation is one."""
+    log_sd_readout: Float[Array, "q d"]
+    log_sd_range: Float[Array, "2 d"]
+    scale: Float[Array, "d t"]
+    """Equally spaced values in that scale, for each component."""
+    table: Float[Array, "d t"]
+    """The y that belong to them."""
+
+    def __call__(self, statistics: Float[Array, " p"]) -> tuple[Array, Array, Array]:
+        """The estimate, the logarithm of its standard deviation, and both as network inputs."""
+        values = self.features(statistics)
+        place = values @ self.readout
+        log_sd = values @ self.log_sd_readout
+        log_sd = jnp.clip(log_sd, self.log_sd_range[0], self.log_sd_range[1])
+        low, high = self.scale[:, 0], self.scale[:, -1]
+        middle = (place - (low + high) / 2) / (high - low) * 3
+        y = jax.vmap(_extended_interp)(place, self.scale, self.table)
+        return y, log_sd, jnp.concatenate([middle, log_sd])
+
+    def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
+        """Standardised statistics, for networks: what is far out is brought closer."""
+        standard = _scaled(self.scaling, statistics)
+        size = jnp.abs(standard)
+        beyond = jnp.clip(size - LARGEST_INPUT, 0.0, FARTHEST)
+        return jnp.sign(standard) * (jnp.minimum(size, LARGEST_INPUT) + jnp.log1p(beyond))
+
+    def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
+        """Standardised statistics, random features of them, and a constant."""
+        standard = self.inputs(statistics)
+        curved = jax.nn.gelu(standard @ self.hidden + self.offsets)
+        return jnp.concatenate([standard, curved, jnp.ones(1, standard.dtype)])
+
+
+@register(name="mvue.Baseline")
+class Baseline(Frozen):
+    """A linear function of natural statistics, and of the plug-in estimate and its corrections.
+
+    Corrections are statistics in units of the standard deviation of the plug-in estimate.
+    """
+
+    natural: Affine
+    weights: Float[Array, "d q"]
+
+    def __call__(
+        self,
+        plug_in: Float[Array, " d"],
+        log_sd: Float[Array, " d"],
+        inputs: Float[Array, " p"],
+        natural: Float[Array, " f"],
+    ) -> Float[Array, " d"]:
+        """The estimate."""
+        # Products with the parts of the rows: the rows of a batch are too many to be built.
+        size = inputs.shape[0] + 1
+        of_plug_in, of_corrections, of_natural = jnp.split(self.weights, [1, 1 + size], axis=1)
+        corrections = jnp.exp(log_sd) * (of_corrections @ jnp.append(inputs, 1.0))
+        return of_plug_in[:, 0] * plug_in + corrections + of_natural @ self._shared(natural)
+
+    def rows(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
+        """What the estimate is a linear function of, for each component, (d, q)."""
+        corrections = jnp.exp(log_sd)[:, None] * jnp.append(inputs, 1.0)[None, :]
+        shared = self._shared(natural)
+        shared = jnp.broadcast_to(shared, (plug_in.shape[0], shared.shape[0]))
+        return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
+
+    def _shared(self, natural: Float[Array, " f"]) -> Float[Array, " g"]:
+        return jnp.append(_scaled(self.natural, natural), 1.0)
+
+
+class _Piece(NamedTuple):
+    """What is seen of some unknowns; arrays with leading axes (N, M) or (N,)."""
+
+    inputs: np.ndarray
+    natural: np.ndarray
+    y: np.ndarray
+    log_sd: np.ndarray
+
+
+def fit_baseline(
+    problem: Problem, survey: Survey, *, only_plug_in: bool = False, key: Key
+) -> tuple[PlugIn, Baseline | None]:
+    """Both steps, or the first, from simulations of the problem to be trained on."""
+    simulate_key, hidden_key = jr.split(key)
+    few = max(1, PLUG_IN_UNITS // UNITS)
+    pieces = _simulated(problem, survey, simulate_key, few if only_plug_in else PIECES)
+    first = _Piece(*(np.concatenate(part) for part in zip(*pieces[:few], strict=True)))
+    plug_in = _fit_plug_in(first, hidden_key)
+    return plug_in, None if only_plug_in else _fit_linear(pieces, plug_in, _scaling(first.natural))
+
+
+def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
+    """At most `count` pieces of simulations, as many as memory allows."""
+
+    @jit
+    def simulate(key: Key) -> tuple[Array, ...]:
+        draw = problem.draw(key, UNITS, REPLICATES)
+        inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
+        natural = jax.vmap(jax.vmap(survey.statistics.natural))(draw.x)
+        finite = finite_units(draw)
+        for part in (inputs, natural):
+            finite &= jnp.isfinite(part).all(axis=(1, 2))
+        return inputs, natural, draw.y, jax.vmap(survey.log_sd)(draw.theta), finite
+
+    pieces: list[_Piece] = []
+    while len(pieces) < count:
+        *parts, finite = map(np.asarray, simulate(jr.fold_in(key, len(pieces))))
+        pieces.append(_Piece(*(part[finite] for part in parts)))
+        if len(pieces) == 1:
+            numbers = sum(part.size for part in parts)
+            count = int(np.clip(LARGEST_TOTAL // numbers, 2, count))
+    return pieces
+
+
+def _fit_plug_in(piece: _Piece, key: Key) -> PlugIn:
+    """Least squares for y in the scale of its standard deviation, and for that deviation."""
+    inputs, y, log_sd = (p.astype(np.float64) for p in (piece.inputs, piece.y, piece.log_sd))
+    d, size = y.shape[1], inputs.shape[2]
+    pairs = [unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
+    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
+    hidden, offsets = jr.split(key)
+    empty = jnp.zeros((0, d))
+    plug_in = PlugIn(
+        scaling=_scaling(inputs),
+        hidden=1.5 * jr.normal(hidden, (size, RANDOM_FEATURES)) / np.sqrt(size),
+        offsets=jr.normal(offsets, (RANDOM_FEATURES,)),
+        readout=empty,
+        log_sd_readout=empty,
+        log_sd_range=_array(np.stack([log_sd.min(axis=0) - 1, log_sd.max(axis=0) + 1])),
+        scale=_array(scale),
+        table=_array(table),
+    )
+    rows = jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
+    rows = np.asarray(rows, np.float64)
+    both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
+    gram = rows.T @ rows / len(rows) + RIDGE * np.eye(rows.shape[1])
+    solution = np.linalg.solve(gram, rows.T @ both / len(rows))
+    return dataclasses.replace(
+        plug_in, readout=_array(solution[:, :d]), log_sd_readout=_array(solution[:, d:])
+    )
+
+
+def _fit_linear(pieces: list[_Piece], plug_in: PlugIn, scaling: Affine) -> Baseline:
+    """A weighted linear bias constrained estimator."""
+    unfitted = Baseline(scaling, jnp.zeros((0, 0)))
+
+    @jit
+    @jax.vmap
+    @jax.vmap
+    def rows_of(inputs: Array, natural: Array) -> Array:
+        plugged, log_sd, _ = plug_in(inputs)
+        return unfitted.rows(plugged, log_sd, plug_in.inputs(inputs), natural)
+
+    total: list[_Moments] = []
+    for piece in pieces:
+        rows = np.asarray(rows_of(piece.inputs, piece.natural), np.float64)
+        finite = np.isfinite(rows).all(axis=(1, 2, 3))
+        inverse_sd = np.exp(-piece.log_sd[finite].astype(np.float64))
+        total = total or [_Moments(rows.shape[3]) for _ in range(rows.shape[2])]
+        for j, moments in enumerate(total):
+            scale = inverse_sd[:, j]
+            moments.add(rows[finite, :, j] * scale[:, None, None], piece.y[finite, j] * scale)
+    solutions = [moments.solve(BIAS_WEIGHT) for moments in total]
+    return Baseline(scaling, _array(np.stack(solutions)))
+
+
+class _Moments:
+    """Second moments of rows, within and between unknowns, and with the target."""
+
+    def __init__(self, size: int) -> None:
+        self.total, self.within = np.zeros((size, size)), np.zeros((size, size))
+        self.cross, self.units = np.zeros(size), 0
+
+    def add(self, rows: np.ndarray, target: np.ndarray) -> None:
+        units, m, size = rows.shape
+        flat, mean = rows.reshape(-1, size), rows.mean(axis=1)
+        total = flat.T @ flat / m
+        self.total += total
+        self.within += (total - mean.T @ mean) * (m / (m - 1))
+        self.cross += mean.T @ target
+        self.units += units
+
+    def solve(self, bias_weight: float) -> np.ndarray:
+        """The coefficients of least squared error and bias.
+
+        In directions that hold no bias, what is left of the moments between unknowns is noise,
+        negative as often as positive, and would let errors grow for a bias that only seems small.
+        """
+        unit = np.sqrt(np.diag(self.total))
+        unit = np.where(unit > 0, unit, 1.0)
+        scale = np.outer(unit, unit)
+        factor = np.linalg.cholesky(self.within / scale + LINEAR_RIDGE * np.eye(len(unit)))
+        half = np.linalg.solve(factor, (self.total - self.within) / scale)
+        values, vectors = np.linalg.eigh(np.linalg.solve(factor, half.T))
+        directions = np.linalg.solve(factor.T, vectors)
+        share = np.maximum(values, 0.0) + 1 / (bias_weight + 1)
+        return directions @ (directions.T @ (self.cross / unit) / share) / unit
+
+
+def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
+    """Interpolation that goes on beyond both ends with the slopes it has there."""
+    below = (table[1] - table[0]) / (scale[1] - scale[0])
+    above = (table[-1] - table[-2]) / (scale[-1] - scale[-2])
+    inner = jnp.interp(at, scale, table)
+    return inner + jnp.minimum(at - scale[0], 0) * below + jnp.maximum(at - scale[-1], 0) * above
+
+
+def _scaled(scaling: Affine, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
+    """Standardised statistics; zero for those that are left out, even where they are infinite."""
+    return jnp.where(scaling.matrix == 0, 0.0, scaling(statistics))
+
+
+def _scaling(statistics: np.ndarray) -> Affine:
+    """To mean 0 and deviation 1, (N, M, p) to p; to zero what does not vary, or too wildly.
+
+    A statistic whose fourth moment a handful of the draws carry, such as the mean of data without
+    one, has no scale to go by: the next such draw is larger than all before.
+    """
+    values = statistics.reshape(-1, statistics.shape[2]).astype(np.float64)
+    mean, deviation = values.mean(axis=0), values.std(axis=0)
+    varies = deviation > 1e-6 * np.abs(mean) + np.finfo(np.float32).tiny
+    deviation = np.where(varies, deviation, 1.0)
+    kurtosis = np.mean(((values - mean) / deviation) ** 4, axis=0)
+    useful = varies & (kurtosis < len(values) / FEWEST_DRAWS)
+    return Affine(_array(np.where(useful, mean, 0.0)), _array(np.where(useful, 1 / deviation, 0.0)))
+
+
+def _array(values: np.ndarray) -> Array:
+    return jnp.asarray(values, jnp.result_type(float))

@@ -1,0 +1,140 @@
+"""Whether the order of measured numbers matters, judged on simulations.
+
+If it does not, the ranks of the elements are a random permutation: none is larger than another on
+average, nor further out, nor goes together with a third more than others do, whatever the unknown
+is. Differences add up over elements and draws; what cannot be seen in thousands of draws tells next
+to nothing of the unknown.
+"""
+
+import math
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from .._core.problem import Draw
+from .._core.types import Measurement
+
+LARGEST_SET = 1024  # numbers of sets that are looked at
+LARGEST_ELEMENT = 8  # numbers of one element
+UNKNOWNS = 4  # coordinates of theta with which differences may change
+COMPANIONS = 64  # other numbers of the measurement with which elements may go together
+OPERATIONS = 2**32  # of all products of pairs
+FEWEST_DRAWS = 512
+TAIL = 20.0  # minus the logarithm of the probability of an error
+
+
+def sets_in(draw: Draw) -> list[tuple[int, ...]]:
+    """Leaves of x that are sets, each by itself or several row by row: groups of their numbers.
+
+    Leaves that are not mentioned have an order. A measurement of one number is a set of one.
+    """
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
+    if len(leaves) == 1 and leaves[0][0, 0].size == 1:
+        return [(0,)]
+    theta = np.asarray(jax.vmap(lambda t: ravel_pytree(t)[0])(draw.theta), np.float64)
+    theta = _ranks(np.repeat(theta[:, :UNKNOWNS], leaves[0].shape[1], axis=0))
+
+    def is_set(group: tuple[int, ...]) -> bool:
+        size = sum(leaves[i][0, 0].size * (1 + np.iscomplexobj(leaves[i])) for i in group)
+        n = _length(leaves[group[0]])
+        if n < 2 or size > min(LARGEST_SET, n * LARGEST_ELEMENT):
+            return False
+        rows = np.concatenate([_numbers(leaves[i]).reshape(len(theta), n, -1) for i in group], 2)
+        others = [_numbers(leaf, COMPANIONS) for i, leaf in enumerate(leaves) if i not in group]
+        beside = np.concatenate([*others, np.zeros((len(rows), 0))], axis=1)[:, :COMPANIONS]
+        return _order_is_noise(rows, theta, _ranks(beside))
+
+    alone = [(i,) for i in range(len(leaves)) if is_set((i,))]
+    left = [i for i in range(len(leaves)) if (i,) not in alone]
+    lengths = sorted({_length(leaves[i]) for i in left})
+    same = [tuple(i for i in left if _length(leaves[i]) == n) for n in lengths]
+    return alone + [group for group in same if len(group) > 1 and is_set(group)]
+
+
+def describe_sets(x: Measurement, sets: list[tuple[int, ...]]) -> str:
+    """The sets that were found, in words."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+    names = ["x" + ", x".join(paths[i] for i in group) for group in sets]
+    what = "a set" if len(names) == 1 else "sets"
+    return f"{'; '.join(names)} seen as {what}: simulations show no order"
+
+
+def _order_is_noise(rows: np.ndarray, theta: np.ndarray, beside: np.ndarray) -> bool:
+    """Whether no order is to be seen in rows (R, n, q)."""
+    n, q = rows.shape[1:]
+    few = max(FEWEST_DRAWS, OPERATIONS // (2 * n * q) ** 2)
+    rows, theta, beside = rows[:few], theta[:few], beside[:few]
+    place = _ranks_within(rows)
+    outwards = np.abs(place) - np.mean(np.abs(place), axis=1, keepdims=True)
+    seen = [part[:, :, j] for part in (place, outwards) for j in range(q)]
+    one = np.ones((len(rows), 1))
+    beside = np.concatenate([beside, 1.5 * beside**2 - 0.5], axis=1)
+    together = [beside * t[:, None] for t in theta.T]
+    changing = np.concatenate([one, theta, 1.5 * theta**2 - 0.5, beside, *together], axis=1)
+    if any(_too_large(*_element_scores(part, changing)) for part in seen):
+        return False
+    pairs = [(a, b) for i, a in enumerate(seen) for b in seen[i:]]
+    return not any(
+        _too_large(_pair_scores(a, b, along), n * (n - 1), 4.0)
+        for a, b in pairs
+        for along in np.concatenate([one, theta], axis=1).T
+    )
+
+
+def _element_scores(part: np.ndarray, changing: np.ndarray) -> tuple[np.ndarray, int]:
+    """Sums of squared scores of n elements (R, n), for each column of (R, g); and n."""
+    total = part.T @ changing
+    variance = (part**2).T @ changing**2
+    return _scores(total, variance).sum(axis=0), part.shape[1]
+
+
+def _pair_scores(a: np.ndarray, b: np.ndarray, along: np.ndarray) -> float:
+    """The sum of squared scores over all pairs of elements."""
+    n = a.shape[1]
+    typical = -np.mean(a * b, axis=1) / (n - 1)
+    total = (a * along[:, None]).T @ b - along @ typical
+    squares = along**2
+    variance = (a**2 * squares[:, None]).T @ b**2
+    variance += squares @ typical**2 - 2 * (a * (squares * typical)[:, None]).T @ b
+    return float(_scores(total, variance)[~np.eye(n, dtype=bool)].sum())
+
+
+def _scores(total: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    tiny = 1e-9 * variance.max(initial=0.0)
+    return np.where(variance > tiny, total**2 / np.maximum(variance, tiny + 1e-300), 0.0)
+
+
+def _too_large(scores: np.ndarray | float, count: int, inflation: float = 1.0) -> bool:
+    """Whether sums of squares of so many standard scores are no chance.
+
+    Inflation allows for scores that depend on each other.
+    """
+    chance = 2 * math.sqrt(inflation * count * TAIL) + 2 * inflation * TAIL
+    return bool(np.any(scores > count + chance))
+
+
+def _length(leaf: np.ndarray) -> int:
+    """The number of elements of an array (N, M, n, ...)."""
+    return leaf.shape[2] if leaf.ndim > 2 else 1
+
+
+def _numbers(leaf: np.ndarray, most: int | None = None) -> np.ndarray:
+    """At most so many numbers of each measurement, (N M, size), complex ones as two."""
+    values = leaf.reshape(leaf.shape[0] * leaf.shape[1], -1)[:, :most]
+    if np.iscomplexobj(values):
+        values = np.stack([np.real(values), np.imag(values)], axis=-1)
+    return values.reshape(len(values), -1).astype(np.float64)
+
+
+def _ranks_within(rows: np.ndarray) -> np.ndarray:
+    """Ranks of the elements of each measurement, evenly over -1 … 1, ties in random order."""
+    ties = np.random.default_rng(0).random(rows.shape)
+    order = np.argsort(np.lexsort((ties, rows), axis=1), axis=1)
+    return 2 * (order + 0.5) / rows.shape[1] - 1
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks of each column, evenly over -1 … 1."""
+    order = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    return 2 * (order + 0.5) / max(len(values), 1) - 1

@@ -1,0 +1,93 @@
+"""The default network: a closed-form baseline and a network that corrects it."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float
+
+from .._core.problem import Problem
+from .._core.types import Key, Measurement
+from .._serialise.registry import register
+from ..nn._layers import nearly_zero
+from ..nn._staged import Staged
+from .baseline import Baseline, PlugIn, fit_baseline
+from .summaries import Parts, Statistics
+from .survey import Survey
+
+WIDTH = 64
+INNER_WIDTH, INNER_OUT = 16, 8
+
+
+class ToCorrect(NamedTuple):
+    """What the first stage of `Corrected` makes: what the network sees, and what it corrects."""
+
+    inputs: Float[Array, " p"]
+    elements: Float[Array, "n q"] | None
+    """Of a set of vectors."""
+    estimate: Float[Array, " d"]
+    """Of the baseline; zero without one."""
+    sd: Float[Array, " d"]
+    """The error to expect, which is the unit of the correction."""
+
+
+@register(name="mvue.Corrected")
+class Corrected(Staged):
+    """A baseline in closed form and a network that corrects it, in units of the expected error.
+
+    The network sees the statistics of the baseline and, for sets of vectors, averages over the
+    elements that an inner network learns. Without a baseline it is the correction alone.
+    """
+
+    statistics: Statistics | Parts
+    plug_in: PlugIn
+    baseline: Baseline | None
+    inner: eqx.nn.MLP | None
+    network: eqx.nn.MLP
+
+    def prepare(self, x: Measurement) -> ToCorrect:
+        """Statistics and the estimate in closed form."""
+        statistics = self.statistics.inputs(x)
+        first, log_sd, places = self.plug_in(statistics)
+        inputs = self.plug_in.inputs(statistics)
+        estimate, elements = jnp.zeros_like(first), None
+        if self.baseline is not None:
+            estimate = self.baseline(first, log_sd, inputs, self.statistics.natural(x))
+        if self.inner is not None and isinstance(self.statistics, Statistics):
+            elements = self.statistics.elements(x)
+        return ToCorrect(jnp.concatenate([inputs, places]), elements, estimate, jnp.exp(log_sd))
+
+    def finish(self, prepared: ToCorrect) -> Float[Array, " d"]:
+        """The corrected estimate."""
+        inputs = prepared.inputs
+        if self.inner is not None and prepared.elements is not None:
+            averages = jnp.mean(jax.vmap(self.inner)(prepared.elements), axis=0)
+            inputs = jnp.concatenate([inputs, averages])
+        return prepared.estimate + prepared.sd * self.network(inputs)
+
+
+def default_network(
+    problem: Problem, survey: Survey, *, correction: bool = False, key: Key
+) -> Corrected:
+    """The network that `fit` builds when it is given none.
+
+    Args:
+        problem: what to train on.
+        survey: of the problem, which tells the expected size of errors.
+        correction: leave the baseline out, for the correction of another one.
+        key: for simulations and for the initial weights.
+    """
+    baseline_key, inner_key, network_key = jr.split(key, 3)
+    plug_in, baseline = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
+    x, y = problem.shapes()
+    d = y.shape[0]
+    size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None
+    statistics = survey.statistics
+    if isinstance(statistics, Statistics) and statistics.kind == "vectors":
+        elements = jax.eval_shape(statistics.elements, x).shape[1]
+        inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
+        size += INNER_OUT
+    network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
+    return Corrected(statistics, plug_in, baseline, inner, nearly_zero(network))

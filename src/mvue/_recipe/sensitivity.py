@@ -1,0 +1,285 @@
+"""How well theta can be told from the data, measured on simulations around given values."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from .._core.problem import Problem
+from .._core.ranges import OPEN_EDGE, Coordinates, is_defined
+from .._core.sampling import NONFINITE_LIMIT
+from .._core.types import Key
+from .._runtime.jit import jit
+from .summaries import Parts, Statistics
+
+REACH = 2.5  # standard deviations by which training goes beyond the range of interest
+STEP = 0.5  # standard deviations between looks on the way out
+NODES = 11  # values of each coordinate inside the range of interest
+BETWEEN = 16  # values between two of these for distances
+MOST_LOOKS = 4
+GOES_ON = 1.5  # factor between deviations on both sides of zero and above it; at an end 2 or more
+SAME = 2.0  # factor between deviations that count as the same
+CONTEXTS = 3  # values of the other coordinates for each
+POINTS = 256  # at which the size of errors is measured
+SIMULATIONS = 512  # at each value of theta
+FEWEST_SIMULATIONS = 96
+LEAST_SHOWN = 0.1  # share of the information seen that is not put down to chance
+BUDGET = 2**28  # simulated numbers of a whole survey
+CHUNK = 32  # values of theta in one call
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Standard deviations of one coordinate along its axis."""
+
+    values: np.ndarray
+    sd: np.ndarray
+
+
+class Look:
+    """Standard deviations of theta from simulations around given values."""
+
+    def __init__(
+        self, problem: Problem, coordinates: Coordinates, statistics: Statistics | Parts, key: Key
+    ) -> None:
+        self.problem, self.coordinates, self.statistics = problem, coordinates, statistics
+        self.key, self.calls = key, 0
+        self.p = p = len(coordinates.low)
+        x, _ = problem.shapes()
+        numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x)) * (2 * p + 1)
+        # Large simulators are looked at from fewer points, each with fewer simulations.
+        points = 2 * p * CONTEXTS * (NODES + REACH / STEP) + POINTS
+        share = BUDGET / (numbers * points * SIMULATIONS)
+        self.simulations = int(np.clip(SIMULATIONS * share, FEWEST_SIMULATIONS, SIMULATIONS))
+        thin = np.clip(share * SIMULATIONS / FEWEST_SIMULATIONS, 0.0, 1.0) ** 0.5
+        self.contexts = max(1, round(CONTEXTS * thin))
+        self.nodes = max(5, round(NODES * thin))
+        self.points = max(64, round(POINTS * thin))
+        self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
+        self._information = jit(jax.vmap(self._information_at, in_axes=(0, 0, 0, 0)))
+
+    def _information_at(self, theta: Array, down: Array, up: Array, key: Key) -> tuple[Array, Any]:
+        """Information about theta in the statistics, from simulations at theta and around."""
+        p = self.p
+        corners = [theta]
+        for k in range(p):
+            corners += [theta.at[k].set(up[k]), theta.at[k].set(down[k])]
+
+        def seen(values: Array, key: Key) -> Array:
+            at = self.coordinates.theta(values)
+            keys = jr.split(key, self.simulations)
+            return jax.vmap(lambda k: self.statistics.inputs(self.problem.simulate(k, at)))(keys)
+
+        found = jax.lax.map(
+            lambda pair: seen(*pair), (jnp.stack(corners), jr.split(key, 2 * p + 1))
+        )
+        finite = jnp.isfinite(found).all(axis=2)
+        share = jnp.mean(finite, axis=1)
+        mean = jnp.where(finite[:, :, None], found, 0.0).mean(axis=1) / share[:, None]
+        centred = jnp.where(finite[:, :, None], found - mean[:, None, :], 0.0)
+        deviation = jnp.sqrt(jnp.mean(centred**2, axis=(0, 1)))
+        varies = deviation > 1e-7 * jnp.abs(mean[0]) + jnp.finfo(found.dtype).tiny
+        unit = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
+        centred = centred * unit[None, None, :]
+        count = centred.shape[0] * centred.shape[1]
+        covariance = jnp.einsum("ari,arj->ij", centred, centred) / count
+        slopes = (mean[1::2] - mean[2::2]) * unit[None, :] / (up - down)[:, None]
+        # The floor keeps the noise of nearly redundant statistics out.
+        floor = 1e-4 + centred.shape[2] / count
+        ridge = covariance + floor * jnp.eye(covariance.shape[0])
+        solved = jnp.linalg.solve(ridge, jnp.concatenate([slopes.T, covariance], axis=1))
+        information = slopes @ solved[:, :p]
+        # Means of so many simulations differ by chance, too: many statistics would seem to tell
+        # more than they do.
+        chance = jnp.trace(solved[:, p:]) * 2 / self.simulations / (up - down) ** 2
+        shown = jnp.diagonal(information)
+        kept = jnp.sqrt(jnp.clip(1 - chance / shown, LEAST_SHOWN, 1.0))
+        information = information * kept[:, None] * kept[None, :]
+        noisy = ((jnp.std(centred[0], axis=0) * deviation) > 1e-7 * jnp.abs(mean[0])).any()
+        return information, (share > 1 - 2 * NONFINITE_LIMIT).all() & noisy
+
+    def covariance(
+        self, theta: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Covariances of theta at values (B, p), (B, p, p), and which can be trusted, (B,).
+
+        Slopes are taken over theta ± reach, within low and high.
+        """
+        up, down = np.minimum(theta + reach, high), np.maximum(theta - reach, low)
+        if self.coordinates.whole:
+            up = np.minimum(np.ceil(np.maximum(up, np.round(theta) + 1)), np.floor(high))
+            down = np.maximum(np.floor(np.minimum(down, up - 1)), np.ceil(low))
+        information, good = [], []
+        for start in range(0, len(theta), CHUNK):
+            rows = np.arange(start, start + CHUNK) % len(theta)
+            self.calls += 1
+            keys = jr.split(jr.fold_in(self.key, self.calls), CHUNK)
+            parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (theta, down, up))
+            matrix, ok = self._information(*parts, keys)
+            information.append(np.asarray(matrix, np.float64))
+            good.append(np.asarray(ok))
+        matrix = np.concatenate(information)[: len(theta)]
+        diagonal = np.sqrt(np.maximum(np.einsum("bii->bi", matrix), 0))
+        trusted = np.concatenate(good)[: len(theta)]
+        trusted &= np.isfinite(matrix).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
+        matrix[~trusted], diagonal[~trusted] = np.eye(self.p), 1.0
+        unit = diagonal[:, :, None] * diagonal[:, None, :]
+        return np.linalg.inv(matrix / unit + 1e-3 * np.eye(self.p)) / unit, trusted
+
+    def _along(self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray) -> Any:
+        """Deviations (p, G) at values (p, G) of each coordinate, the others from the prior."""
+        p, count = values.shape
+        theta = self.rng.choice(self.coordinates.draws, (p, count, self.contexts))
+        theta = np.clip(theta, ends[0], ends[1])
+        steps = np.broadcast_to(self._typical, theta.shape).copy()
+        for k in range(p):
+            theta[k, :, :, k], steps[k, :, :, k] = values[k, :, None], reach[k, :, None]
+        flat = theta.reshape(-1, p)
+        low, high = np.minimum(ends[0], flat), np.maximum(ends[1], flat)
+        covariance, good = self.covariance(flat, steps.reshape(-1, p), low, high)
+        sd = np.sqrt(np.einsum("bii->bi", covariance)).reshape(p, count, self.contexts, p)
+        good = good.reshape(p, count, self.contexts)
+        own = np.stack([sd[k, :, :, k] for k in range(p)])
+        with np.errstate(invalid="ignore"):
+            middle = np.exp(np.median(np.log(own), axis=2))
+        return middle, good.all(axis=2), theta
+
+    def inside(self) -> list[Line]:
+        """Standard deviations within the range of interest."""
+        c = self.coordinates
+        ends = np.stack([c.low, c.high])
+        self._typical = (ends[1] - ends[0]) / 8
+        _, good, _ = self._along(ends.T, np.stack([self._typical] * 2, axis=1), ends)
+        inner = np.stack([c.quantile(OPEN_EDGE), c.quantile(1 - OPEN_EDGE)])
+        ends = np.where(good.T, ends, inner)
+        values = np.linspace(ends[0], ends[1], self.nodes, axis=1)
+        reach = np.broadcast_to(self._typical[:, None], values.shape)
+        sd, good, _ = self._along(values, reach, ends)
+        lines = [Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
+        if any(len(line.values) < 2 for line in lines):
+            lines = [Line(ends[:, k], np.full(2, self._typical[k])) for k in range(self.p)]
+        else:
+            for _ in range(MOST_LOOKS):
+                before, lines = lines, self._again(lines, ends)
+                if all(_alike(*pair) for pair in zip(before, lines, strict=True)):
+                    break
+        self.ends = np.stack([[line.values[i] for line in lines] for i in (0, -1)])
+        return lines
+
+    def _again(self, lines: list[Line], ends: np.ndarray) -> list[Line]:
+        """The same at values spread evenly in standard deviations, with steps of that size."""
+        lines = [refined(line) for line in lines]
+        values = np.stack([np.interp(*even(line, self.nodes)) for line in lines])
+        local = np.stack(
+            [
+                np.exp(np.interp(v, line.values, np.log(line.sd)))
+                for v, line in zip(values, lines, strict=True)
+            ]
+        )
+        quarter = (ends[1] - ends[0]) / 4
+        self._typical = np.minimum(STEP * np.median(local, axis=1), quarter)
+        reach = np.minimum(STEP * local, quarter[:, None])
+        sd, good, _ = self._along(values, reach, ends)
+        return [
+            Line(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
+            for k in range(self.p)
+        ]
+
+    def outside(self, inside: list[Line]) -> tuple[list[Line], list[Line]]:
+        """Standard deviations on the way out of the range of interest, below and above."""
+        p, c = self.p, self.coordinates
+        here = self.ends.copy()
+        sd = np.stack([[line.sd[i] for line in inside] for i in (0, -1)])
+        positive = c.positive & ~self._passes_zero(sd[0])
+        step = np.full((2, p), STEP)
+        left = np.full((2, p), REACH)
+        found: list[list[list[tuple[float, float]]]] = [[[] for _ in range(p)] for _ in range(2)]
+        sign = np.array([[-1.0], [1.0]])
+        for _ in range(2 * round(REACH / STEP)):
+            if (left <= 0).all():
+                break
+            relative = np.minimum(step * sd / np.maximum(np.abs(here), 1e-30), 1.0)
+            there = np.where(positive, here * np.exp(sign * relative), here + sign * step * sd)
+            if c.whole:
+                there = np.where(sign < 0, np.floor(there), np.ceil(there))
+            values, good, theta = self._along(there.T, (STEP * sd).T, self.ends)
+            for side, k in np.ndindex(2, p):
+                if left[side, k] <= 0:
+                    continue
+                thetas = [c.theta(jnp.asarray(t, jnp.result_type(float))) for t in theta[k, side]]
+                if not (good[k, side] and is_defined(self.problem, thetas)):
+                    # The end of where the simulator is defined: come closer in smaller steps.
+                    step[side, k] /= 2
+                    left[side, k] = 0.0 if step[side, k] < STEP / 8 else left[side, k]
+                    continue
+                here[side, k] = there[side, k]
+                sd[side, k] = np.clip(values[k, side], sd[side, k] / 2, 2 * sd[side, k])
+                left[side, k] -= step[side, k]
+                found[side][k].append((here[side, k], sd[side, k]))
+        lines = [[Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
+        return lines[0], lines[1]
+
+    def _passes_zero(self, sd: np.ndarray) -> np.ndarray:
+        """Which coordinates, (p,), are not at an end where they reach zero.
+
+        Below zero the data of a location go on changing as they do above. Those of a size that
+        may have either sign change back, and those of what is cut off at zero do not change.
+        """
+        c, p, passes = self.coordinates, self.p, np.zeros(self.p, bool)
+        near = c.positive & (self.ends[0] < REACH * sd)
+        for k in np.flatnonzero(near & (not c.whole)):
+            theta = self.rng.choice(c.draws, self.contexts)
+            theta[:, k] = 0.0
+            reach = np.broadcast_to(self._typical, theta.shape).copy()
+            reach[:, k] = sd[k]
+            across, above = (np.where(np.arange(p) == k, low, self.ends[0]) for low in (-sd[k], 0))
+            both, trusted = self.covariance(theta, reach, across, self.ends[1])
+            upper, trusted_above = self.covariance(theta, reach, above, self.ends[1])
+            theta[:, k] = -sd[k]
+            below = [c.theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
+            passes[k] = (
+                (trusted & trusted_above).all()
+                and np.median(both[:, k, k] / upper[:, k, k]) < GOES_ON**2
+                and all(bool(jnp.isfinite(self.problem.y_of(t)).all()) for t in below)
+                and is_defined(self.problem, below)
+            )
+        return passes
+
+
+def _alike(before: Line, after: Line) -> bool:
+    """Whether a second look found about the same deviations as the first."""
+    guess = np.exp(np.interp(after.values, before.values, np.log(before.sd)))
+    return bool(np.abs(np.log(after.sd / guess)).max() < np.log(SAME))
+
+
+def even(line: Line, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Arguments of np.interp for values at equal distances in standard deviations."""
+    distance = distance_along(line)
+    return np.linspace(0, distance[-1], count), distance, line.values
+
+
+def distance_along(line: Line) -> np.ndarray:
+    """Length along the axis in standard deviations, from the first value."""
+    rate = 1 / line.sd
+    return np.concatenate([[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)])
+
+
+def refined(line: Line) -> Line:
+    """The same with values in between, on which the deviation grows by equal factors.
+
+    In between it is taken to be linear, as it is along the axis of a scale: the steps between
+    values may then span powers of ten.
+    """
+    share = np.linspace(0, 1, BETWEEN, endpoint=False)
+    factor = (line.sd[1:] / line.sd[:-1])[:, None]
+    # Equal factors of the deviation are equal steps of the value where the factor is one.
+    grown = np.expm1(share * np.log(factor))
+    near = np.abs(factor - 1) < 1e-6
+    place = np.where(near, share, grown / np.where(near, 1.0, factor - 1))
+    values = line.values[:-1, None] + np.diff(line.values)[:, None] * place
+    sd = line.sd[:-1, None] * (1 + grown)
+    return Line(np.append(values, line.values[-1]), np.append(sd, line.sd[-1]))

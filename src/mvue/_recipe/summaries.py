@@ -1,0 +1,381 @@
+"""What the default network sees of one measurement: classical statistics, in several scales.
+
+Sufficient statistics of common models are sums, extremes, and powers and logarithms of these. Given
+a choice of them, a small network has little left to learn.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.measurements import flatten, stack_elements
+from .._core.types import Measurement
+from .._numerics.small_matrices import cholesky, invert
+from .._numerics.sorting import sort
+from .._serialise.registry import register
+from ..nn._frozen import Affine
+
+Kind = Literal["scalars", "vectors", "flat"]
+
+LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
+LARGEST_PRODUCT = 1024  # numbers whose quantiles are a product with a matrix: faster than to gather
+LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
+LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
+LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
+LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
+FEWEST_AXES, LARGEST_AXES = 3, 64  # components of set elements with principal directions
+LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
+FEWEST_INVERSE = 6  # numbers of whose variance the inverse is a statistic
+LEAST_NOISE = 0.01  # of that of the quietest measurement seen; what is less may be rounding
+RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
+
+
+@register(name="mvue.Statistics")
+class Statistics(eqx.Module):
+    """Statistics of a measurement: of a set of scalars, a set of vectors, or any numbers."""
+
+    kind: Kind = eqx.field(static=True)
+    positive: bool = eqx.field(static=True)
+    """Whether x is positive throughout; logarithms then take the place of arcsinh."""
+    scale: Affine
+    """Gives x a typical size of 1; its shift is zero."""
+    axes: Float[Array, "p p"] | None = None
+    """Principal directions of the elements of a set of vectors, as columns, the strongest first."""
+    whitening: Float[Array, "p p"] | None = None
+    """Makes the noise of set elements even in all directions, and one if none seen was quieter."""
+
+    def inputs(self, x: Measurement) -> Float[Array, " p"]:
+        """What the network sees: statistics whose size is tame whatever the scale of x."""
+        if self.kind == "flat":
+            return self._of_numbers(flatten(x))
+        rows = stack_elements(x)
+        if self.kind == "vectors":
+            parts = [*self._of_powers(rows), *self._mean_in_noise(rows)]
+            return jnp.concatenate([_of_vectors(rows), *parts])
+        return self._of_scalars(rows[:, 0])
+
+    def natural(self, x: Measurement) -> Float[Array, " p"]:
+        """Statistics in the units of x and of its powers, whose sums are estimates themselves."""
+        if self.kind == "flat":
+            values = flatten(x)
+            if values.shape[0] > LARGEST_QUADRATIC:
+                return jnp.append(values, jnp.mean(values**2))
+            return jnp.concatenate([values, _products(values)])
+        rows = stack_elements(x)
+        if self.kind == "vectors":
+            parts = [*self._power_ratios(rows), *self._mean_in_noise(rows)]
+            return jnp.concatenate([_natural_of_vectors(rows), *parts])
+        values = sort(rows[:, 0])
+        mean = jnp.mean(values)
+        if values.shape[0] == 1:
+            return jnp.stack([mean, mean**2])
+        variance = jnp.var(values)
+        deviation = _root(variance)
+        spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
+        inverse = [1 / (mean + self._floor)] if self.positive else []
+        if self.whitening is not None and values.shape[0] >= FEWEST_INVERSE:
+            inverse.append(1 / jnp.maximum(variance * self.whitening[0, 0] ** 2, LEAST_NOISE))
+        return jnp.stack([mean, *spread, values[0], values[-1], _median(values), *inverse])
+
+    def elements(self, x: Measurement) -> Float[Array, "n q"]:
+        """The elements of a set, for a network that learns sums of its own."""
+        rows = stack_elements(x)
+        curved = jnp.arcsinh(self.scale(rows))
+        return jnp.concatenate([curved, self._compress(rows)], 1) if self.positive else curved
+
+    def _of_scalars(self, values: Float[Array, " n"]) -> Float[Array, " p"]:
+        values = sort(values)
+        n = values.shape[0]
+        compressed = self._compress(values)
+        mean, size = jnp.mean(values), jnp.mean(jnp.abs(values))
+        summary = [mean, mean**2, size, jnp.log(size + self._floor), jnp.mean(compressed)]
+        if n == 1:
+            return jnp.stack(summary)
+        deviation = _root(jnp.var(values))
+        summary += [deviation, deviation**2, jnp.log(deviation + self._floor)]
+        summary += [jnp.log(_root(jnp.var(compressed)) + RELATIVE_FLOOR)]
+        if not self.positive:  # where signs are random, the noise shows in the absolute values
+            summary += [jnp.log(_root(jnp.var(jnp.abs(values))) + self._floor)]
+        root = _root(jnp.mean(values**2)) + RELATIVE_FLOOR * self._floor
+        own = jnp.abs(values / root)
+        powers = jnp.stack([jnp.mean(own), *(jnp.mean(own**k) for k in (3, 4, 6))])
+        summary += [jnp.mean((values / root) ** 3), *jnp.log(powers + RELATIVE_FLOOR)]
+        if n > LARGEST_SET:
+            values = _quantiles(values, LARGEST_SET)
+            compressed = self._compress(values)
+        standard = (values - mean) / (deviation + RELATIVE_FLOOR * self._floor)
+        both = [jnp.arcsinh(self.scale(values))] if self.positive else []
+        return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
+
+    def _of_numbers(self, values: Float[Array, " p"]) -> Float[Array, " f"]:
+        square = jnp.mean(values**2)
+        parts = [values, jnp.stack([square, jnp.log(_root(square) + self._floor)])]
+        if self.positive:
+            parts.append(self._compress(values))
+        if values.shape[0] <= LARGEST_QUADRATIC:
+            parts.append(_products(values))
+        return jnp.concatenate(parts)
+
+    def _powers(self, rows: Float[Array, "n p"]) -> list[tuple[Array, Array, Array]]:
+        """Along each principal direction, and along the first and the last few together."""
+        if self.axes is None:
+            return []
+        along = rows @ self.axes
+        powers = [jnp.mean(along**2, axis=0)]
+        if rows.shape[0] > 1:
+            powers.append(jnp.var(along, axis=0))
+        return [(power, jnp.cumsum(power), jnp.cumsum(power[::-1])[::-1]) for power in powers]
+
+    def _of_powers(self, rows: Float[Array, "n p"]) -> list[Array]:
+        return [
+            0.5 * jnp.log(part + self._floor**2)
+            for power, first, last in self._powers(rows)
+            for part in (power, first[1:], last[1:-1])
+        ]
+
+    def _power_ratios(self, rows: Float[Array, "n p"]) -> list[Array]:
+        """Signal over noise, if some directions have the one and all have the other."""
+        return [first[:-1] / (last[1:] + self._floor**2) for _, first, last in self._powers(rows)]
+
+    def _mean_in_noise(self, rows: Float[Array, "n p"]) -> list[Array]:
+        return [] if self.whitening is None else [_against_noise([rows], self.whitening)]
+
+    def _compress(self, values: Array) -> Array:
+        if self.positive:
+            return jnp.log(jnp.maximum(values, 0.0) + RELATIVE_FLOOR * self._floor)
+        return jnp.arcsinh(self.scale(values))
+
+    @property
+    def _floor(self) -> Array:
+        return RELATIVE_FLOOR / self.scale.matrix
+
+
+@register(name="mvue.Parts")
+class Parts(eqx.Module):
+    """Statistics of a measurement of several parts, such as two samples."""
+
+    parts: tuple[Statistics, ...]
+    leaves: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    """Which arrays of the measurement belong to each part."""
+
+    def inputs(self, x: Measurement) -> Float[Array, " p"]:
+        """What the network sees, part by part."""
+        return jnp.concatenate([*(s.inputs(part) for s, part in self._split(x)), *self._between(x)])
+
+    def natural(self, x: Measurement) -> Float[Array, " p"]:
+        """Statistics in natural units of each part, and products and differences between sets.
+
+        Products are of all statistics of sets of scalars, and of the means of sets of vectors;
+        differences are of means, against the noise.
+        """
+        found, factors = [], []
+        for statistics, part in self._split(x):
+            values = statistics.natural(part)
+            found.append(values)
+            if statistics.kind == "scalars":
+                factors.append(values)
+            elif statistics.kind == "vectors":
+                size = stack_elements(part).shape[1]
+                factors += [values[:size]] if size <= LARGEST_INVERSE else []
+        pairs = itertools.combinations(factors[:LARGEST_PARTS], 2)
+        products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
+        return jnp.concatenate([*found, *products, *self._between(x)])
+
+    def _between(self, x: Measurement) -> list[Array]:
+        """How far the means of two sets are apart, for those with elements of the same size."""
+        sets = [
+            (stack_elements(part), s.whitening)
+            for s, part in self._split(x)
+            if s.whitening is not None
+        ]
+        return [
+            _against_noise([one, other], whitening)
+            for (one, whitening), (other, _) in itertools.combinations(sets[:LARGEST_PARTS], 2)
+            if one.shape[1] == other.shape[1]
+        ]
+
+    def _split(self, x: Measurement) -> list[tuple[Statistics, list[Array]]]:
+        arrays = jax.tree.leaves(x)
+        return [
+            (s, [arrays[i] for i in group])
+            for s, group in zip(self.parts, self.leaves, strict=True)
+        ]
+
+
+def choose_statistics(
+    x: Measurement, *, sets: Sequence[tuple[int, ...]] = ()
+) -> Statistics | Parts:
+    """The statistics for measurements like these, with a leading axis.
+
+    Args:
+        x: measurements.
+        sets: which arrays of x, by their numbers, are sets, together or alone; the others have an
+            order.
+    """
+    arrays = jax.tree.leaves(x)
+    ordered = tuple(i for i in range(len(arrays)) if not any(i in group for group in sets))
+    groups = [*sets, ordered] if ordered else [*sets]
+    parts = [
+        _statistics_of_part([arrays[i] for i in group], is_set=group is not ordered)
+        for group in groups
+    ]
+    return parts[0] if len(parts) == 1 else Parts(tuple(parts), tuple(groups))
+
+
+def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
+    rows = jax.vmap(stack_elements if is_set else flatten)(x)
+    kind: Kind = "flat"
+    if is_set:
+        kind = "scalars" if rows.shape[-1] == 1 else "vectors"
+    values = np.asarray(rows, np.float64)
+    whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(x))
+    size = np.median(np.abs(values))
+    size = size if size > 0 else np.std(values)
+    shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
+    axes = jnp.asarray(_principal_axes(values), rows.dtype) if _has_axes(kind, values) else None
+    whitening = None
+    if kind != "flat" and not whole and values.shape[2] <= LARGEST_INVERSE:
+        whitening = _whitening(values)
+    return Statistics(
+        kind,
+        bool((values > 0).all()) and not whole,
+        Affine(shift, matrix),
+        axes,
+        None if whitening is None else jnp.asarray(whitening, rows.dtype),
+    )
+
+
+def _has_axes(kind: Kind, values: np.ndarray) -> bool:
+    return kind == "vectors" and FEWEST_AXES <= values.shape[-1] <= LARGEST_AXES
+
+
+def _principal_axes(values: np.ndarray) -> np.ndarray:
+    """Principal directions of set elements (R, n, p); each measurement counts the same."""
+    moments = np.einsum("rni,rnj->rij", values, values)
+    total = np.trace(moments, axis1=1, axis2=2)
+    mean = np.mean(moments[total > 0] / total[total > 0, None, None], axis=0)
+    return np.linalg.eigh(mean)[1][:, ::-1]
+
+
+def _whitening(values: np.ndarray) -> np.ndarray | None:
+    """From set elements (R, n, p), if none is without noise; each measurement counts the same."""
+    if (np.ptp(values, axis=1) == 0).any() or (values == np.round(values)).all():
+        return None
+    centred = values - values.mean(axis=1, keepdims=True)
+    moments = np.einsum("rni,rnj->rij", centred, centred)
+    size = np.trace(moments, axis1=1, axis2=2)
+    powers, directions = np.linalg.eigh(np.mean(moments / size[:, None, None], axis=0))
+    if powers[0] < RELATIVE_FLOOR * powers[-1]:
+        return None
+    even = directions / np.sqrt(powers)
+    return even / np.sqrt(np.mean((centred @ even) ** 2, axis=(1, 2)).min())
+
+
+def _median(ordered: Float[Array, " n"]) -> Float[Array, ""]:
+    n = ordered.shape[0]
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
+    """Quantiles at equal steps of rank."""
+    last = ordered.shape[0] - 1
+    place = np.linspace(0, last, count)
+    if last < LARGEST_PRODUCT:
+        shares = np.maximum(1 - np.abs(place[:, None] - np.arange(last + 1)), 0.0)
+        return jnp.asarray(shares, ordered.dtype) @ ordered
+    below = place.astype(int)
+    share = jnp.asarray(place - below, ordered.dtype)
+    return ordered[below] * (1 - share) + ordered[np.minimum(below + 1, last)] * share
+
+
+def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+    """Means and second moments, and these as scales, correlations and regressions."""
+    mean, parts = jnp.mean(rows, axis=0), []
+    for moments, freedom in _second_moments(rows):
+        p = moments.shape[0]
+        scales, correlations = _scales_and_correlations(moments)
+        parts += [_upper(moments), jnp.log(scales), _upper(correlations, 1)]
+        if freedom > p:
+            factor = cholesky(correlations + 1e-6 * jnp.eye(p))
+            diagonal = jnp.diagonal(factor)
+            regressions = factor / diagonal[None, :]
+            parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
+    return jnp.concatenate([mean, *parts])
+
+
+def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+    """Moments, their products and inverses, and the slope of each component against each other."""
+    p = rows.shape[1]
+    mean, parts = jnp.mean(rows, axis=0), []
+    for moments, freedom in _second_moments(rows):
+        parts.append(_upper(moments))
+        scales, correlations = _scales_and_correlations(moments)
+        if p <= LARGEST_QUARTIC:
+            parts.append(_products(_upper(moments)))
+            parts += [_upper(correlations, 1), _upper(correlations, 1) ** 3]
+        if p <= LARGEST_INVERSE and freedom > p + 3:  # else inverses have no variance
+            inverse = invert(correlations + 1e-6 * jnp.eye(p))[0]
+            parts.append(_upper(inverse / scales[:, None] / scales[None, :]))
+            slopes = correlations * scales[:, None] / scales[None, :]
+            parts.append(slopes[~np.eye(p, dtype=bool)])
+    if p <= LARGEST_INVERSE:
+        parts.append(_products(mean))
+    return jnp.concatenate([mean, *parts])
+
+
+def _against_noise(
+    sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]
+) -> Float[Array, " f"]:
+    """A mean, or the difference of two, in units of the noise in the sets, and its square."""
+    means = [jnp.mean(rows, axis=0) for rows in sets]
+    mean = (means[0] if len(means) == 1 else means[0] - means[1]) @ whitening
+    ratio = mean / jnp.sqrt(_noise(sets, whitening))
+    return jnp.append(ratio, jnp.sum(ratio**2))
+
+
+def _noise(sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]) -> Float[Array, ""]:
+    """The variance within sets."""
+    centred = [(rows - jnp.mean(rows, axis=0, keepdims=True)) @ whitening for rows in sets]
+    freedom = sum((rows.shape[0] - 1) * rows.shape[1] for rows in sets)
+    return jnp.maximum(sum(jnp.sum(part**2) for part in centred) / freedom, LEAST_NOISE)
+
+
+def _second_moments(rows: Float[Array, "n p"]) -> list[tuple[Float[Array, "p p"], int]]:
+    """About zero and, of few components, about the mean; with their degrees of freedom."""
+    n, p = rows.shape
+    about_zero = rows.T @ rows / n
+    if n < 2 or p > LARGEST_INVERSE:
+        return [(about_zero, n)]
+    centred = rows - jnp.mean(rows, axis=0, keepdims=True)
+    return [(about_zero, n), (centred.T @ centred / n, n - 1)]
+
+
+def _scales_and_correlations(
+    moments: Float[Array, "p p"],
+) -> tuple[Float[Array, " p"], Float[Array, "p p"]]:
+    scales = _root(jnp.diagonal(moments))
+    return scales, moments / scales[:, None] / scales[None, :]
+
+
+def _products(values: Float[Array, " p"]) -> Float[Array, " q"]:
+    return _upper(jnp.outer(values, values))
+
+
+def _upper(matrix: Float[Array, "p p"], offset: int = 0) -> Float[Array, " q"]:
+    if matrix.shape[0] > LARGEST_PAIRS:
+        raise ValueError(
+            f"products of all pairs of {matrix.shape[0]:,} numbers are too many, at most "
+            f"{LARGEST_PAIRS:,} will do: give a network of your own"
+        )
+    return matrix[np.triu_indices(matrix.shape[0], offset)]
+
+
+def _root(value: Array) -> Array:
+    """A square root whose derivative at zero is finite."""
+    return jnp.sqrt(value + jnp.finfo(value.dtype).tiny)

@@ -1,0 +1,294 @@
+"""A look at the problem before training: where to draw unknowns, and how large errors are there.
+
+The unit of everything is the standard deviation with which theta can be told from the data. It is
+measured on simulations alone, from how far the means of some statistics move against their noise:
+the information in those statistics, a lower bound on Fisher's that needs no likelihood and holds
+for irregular models, too. Unknowns are drawn evenly in this unit (Jeffreys' prior, coordinate by
+coordinate) and beyond the ends of the range of interest by a few units, because estimates near an
+end are made from data that also come from beyond it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.keys import key_for
+from .._core.problem import Draw, Problem
+from .._core.ranges import Coordinates, coordinates_of
+from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
+from .._core.types import Key, Theta
+from .._runtime.jit import jit
+from .exchangeability import describe_sets, sets_in
+from .sensitivity import POINTS, STEP, Line, Look, distance_along, refined
+from .smooth import smooth
+from .summaries import Parts, Statistics, choose_statistics
+
+TABLE = 65  # entries of the tables of training values
+MUCH_BETTER = 0.7  # share of the squared error that is left where y, too, is a guide
+SPREAD = 128  # values of theta around each point that tell how much y varies
+PILOT = 1024
+RESOLUTION = 1e-6  # of a number: what is left of it is rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """One coordinate of theta: what the prior asks for and what training covers."""
+
+    name: str
+    interest: tuple[float, float]
+    training: tuple[float, float]
+    width: float
+    """The training range in standard deviations."""
+
+
+class TrainingPrior:
+    """Independent coordinates of theta, drawn from tables of equally likely steps."""
+
+    def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
+        self.coordinates, self.tables = coordinates, jnp.asarray(tables, jnp.result_type(float))
+
+    def sample(self, key: Key) -> Theta:
+        """One theta."""
+        p, size = self.tables.shape
+        place = jr.uniform(key, (p,)) * (size - 1)
+        grid = jnp.arange(size, dtype=place.dtype)
+        values = jax.vmap(lambda at, table: jnp.interp(at, grid, table))(place, self.tables)
+        return self.coordinates.theta(values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Survey:
+    """What a look at a problem decided about training; see `survey`."""
+
+    training_prior: Any
+    """Where to draw unknowns: an object with ``sample(key)``, or the prior of the problem."""
+    log_sd: Callable[[Theta], Float[Array, " d"]]
+    """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
+    ranges: tuple[Range, ...]
+    """The coordinates of theta; empty if the prior was left as it is."""
+    statistics: Statistics | Parts
+    """What the default network sees of a measurement."""
+    pilot: Draw
+    """Some draws from the prior of the problem."""
+    note: str
+
+    def weight(self, theta: Theta) -> Float[Array, " d"]:
+        """One over the variance to expect of an estimate of y: makes errors comparable."""
+        return jnp.exp(-2 * self.log_sd(theta))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{r.name} {r.training[0]:.3g} … {r.training[1]:.3g} (of interest: "
+            f"{r.interest[0]:.3g} … {r.interest[1]:.3g}), {r.width:.1f} standard deviations wide"
+            for r in self.ranges
+        ]
+        return "\n".join([*lines, self.note])
+
+
+def survey(problem: Problem, *, key: Key) -> Survey:
+    """Look at a problem by simulation and decide where to train and how to weight errors.
+
+    `fit` does this by itself; call it to see or use its decisions elsewhere. The range of interest
+    is the support of the prior, or all but its tails. Training goes beyond it, where the simulator
+    is defined: not below zero if the prior is positive, unless the data go on changing there as
+    they do above; not where the simulator returns non-finite numbers or the same ones always; not
+    where a numpyro likelihood refuses its parameters.
+
+    Args:
+        problem: the problem.
+        key: for the simulations.
+    """
+    keys = jr.split(key_for("survey", key), 6)
+    pilot = pilot_draw(problem, keys[0], PILOT, 4)
+    sets, about_sets = _sets(problem, pilot)
+    statistics = choose_statistics(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets)
+    found = coordinates_of(problem, keys[1])
+    if isinstance(found, str):
+        return _of_unknown_coordinates(problem, pilot, statistics, found + about_sets)
+    look = Look(problem, found, statistics, keys[2])
+    inside = look.inside()
+    below, above = look.outside(inside)
+    for share in (1.0, 0.5, 0.0):
+        tables, widths = _tables(inside, below, above, share)
+        prior = TrainingPrior(found, tables)
+        training = dataclasses.replace(problem, prior=prior, crb=None)
+        trial = jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
+        if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
+            break
+    log_sd = _expected_error(problem, look, prior, keys[4], widths)
+    ranges = tuple(
+        Range(
+            name, (found.low[k], found.high[k]), (tables[k, 0].item(), tables[k, -1].item()), width
+        )
+        for k, (name, width) in enumerate(zip(found.names, widths.tolist(), strict=True))
+    )
+    note = f"drawn evenly in standard deviations, fewer towards the ends{about_sets}"
+    return Survey(prior, log_sd, ranges, statistics, pilot, note)
+
+
+def _sets(problem: Problem, pilot: Draw) -> tuple[list[tuple[int, ...]], str]:
+    """Arrays of x that are sets of draws, as the problem says or simulations show."""
+    if problem.exchangeable is None:
+        found = sets_in(pilot)
+        return found, f"; {describe_sets(pilot.x, found)}" if found else ""
+    count = len(jax.tree.leaves(pilot.x))
+    return [tuple(range(count))] if problem.exchangeable else [], ""
+
+
+def _tables(
+    inside: list[Line], below: list[Line], above: list[Line], share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tables of training values, (p, TABLE), and their lengths in standard deviations, (p,).
+
+    Values beyond the range of interest are the less likely the further out.
+    """
+    tables, widths = [], []
+    for inner, low, high in zip(map(refined, inside), below, above, strict=True):
+        low_count, high_count = (round(share * len(part.values)) for part in (low, high))
+        line = Line(
+            *(
+                np.concatenate([b[:low_count][::-1], i, a[:high_count]])
+                for b, i, a in zip(
+                    (low.values, low.sd),
+                    (inner.values, inner.sd),
+                    (high.values, high.sd),
+                    strict=True,
+                )
+            )
+        )
+        distance = distance_along(line)
+        start, stop = distance[low_count], distance[len(distance) - 1 - high_count]
+        fine = np.linspace(0, distance[-1], 8 * TABLE)
+        density = np.interp(
+            fine,
+            [0, start, stop, distance[-1] + 1e-9],
+            [0.05 if start > 0 else 1.0, 1.0, 1.0, 0.05],
+        )
+        if stop >= distance[-1]:
+            density[-1] = 1.0
+        mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+        even = np.interp(np.linspace(0, mass[-1], TABLE), mass, fine)
+        tables.append(np.interp(even, distance, line.values))
+        widths.append(distance[-1])
+    return np.stack(tables), np.array(widths)
+
+
+def _expected_error(
+    problem: Problem, look: Look, prior: TrainingPrior, key: Key, widths: np.ndarray
+) -> Callable[[Theta], Array]:
+    """Logarithm of the standard deviation of y that the one of theta causes, smooth in theta."""
+    tables = np.asarray(prior.tables, np.float64)
+    p, c = look.p, look.coordinates
+    place = np.asarray(jr.uniform(key, (look.points, p)), np.float64) * (TABLE - 1)
+    grid = np.arange(TABLE)
+    theta = np.stack([np.interp(place[:, k], grid, tables[k]) for k in range(p)], axis=1)
+    slopes = np.gradient(tables, axis=1) / (widths / (TABLE - 1))[:, None]
+    local = np.stack([np.interp(place[:, k], grid, slopes[k]) for k in range(p)], axis=1)
+    covariance, good = look.covariance(theta, STEP * np.abs(local), tables[:, 0], tables[:, -1])
+    theta, covariance, place = theta[good], covariance[good], place[good]
+    noise = look.rng.normal(size=(SPREAD // 2, p))
+    noise = np.concatenate([noise, -noise])
+    noise /= np.sqrt(np.mean(noise**2, axis=0))
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
+    around = theta[:, None, :] + np.einsum("bij,ej->bei", root, noise)
+    around = np.clip(around, tables[:, 0], tables[:, -1])
+
+    @jit
+    def y_at(values: Array) -> Array:
+        flat = jax.vmap(lambda one: problem.y_of(c.theta(one)))(values.reshape(-1, p))
+        return flat.reshape(*values.shape[:-1], -1)
+
+    centre, varied = (
+        np.asarray(y_at(jnp.asarray(part, jnp.result_type(float))), np.float64)
+        for part in (theta, around)
+    )
+    sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
+    log_sds = np.log(sd + _least_error(sd, centre))
+    points = place / (TABLE - 1) * widths
+    of_theta = smooth(points, log_sds)
+    spans = jnp.asarray(widths, jnp.result_type(float))
+
+    def place_of(theta: Theta) -> Array:
+        grid = jnp.linspace(0.0, 1.0, TABLE)
+        share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
+            c.values(theta), prior.tables
+        )
+        return share * spans
+
+    if p == 1:
+        return lambda theta: of_theta(place_of(theta))
+    # Of several unknowns y may be the better guide, where it varies within a small part of them.
+    pairs = [unit_scale(*columns) for columns in zip(centre.T, log_sds.T, strict=True)]
+    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
+    of_both = smooth(np.concatenate([points, along], axis=1), log_sds)
+    if of_both.left_out > MUCH_BETTER * of_theta.left_out:
+        return lambda theta: of_theta(place_of(theta))
+    scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
+
+    def log_sd(theta: Theta) -> Array:
+        along = jax.vmap(jnp.interp)(problem.y_of(theta), table, scale)
+        return of_both(jnp.concatenate([place_of(theta), along]))
+
+    return log_sd
+
+
+def unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A scale in which the standard deviation of y is about one, as a table."""
+    order = np.argsort(y)
+    y, log_sd = y[order], log_sd[order]
+    cuts = np.linspace(0, len(y) - 1, TABLE + 1).astype(int)
+    edges = y[cuts]
+    sizes = [np.exp(log_sd[a : b + 1].mean()) for a, b in pairwise(cuts)]
+    grows = np.diff(edges) > RESOLUTION * np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
+    edges = edges[np.concatenate([[True], grows])]
+    distance = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.array(sizes)[grows])])
+    scale = np.linspace(0, distance[-1], TABLE)
+    return scale, np.interp(scale, distance, edges)
+
+
+def _least_error(sd: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """What to add to deviations (n, d) of y: much less than all that are not zero or rounding.
+
+    y may span many decades, and its deviations with it.
+    """
+    rounding = RESOLUTION * np.abs(y)
+    seen = np.where(sd > rounding, sd, np.nan)
+    few = [np.nanquantile(part, 0.05) if np.isfinite(part).any() else 1.0 for part in seen.T]
+    return rounding + 1e-3 * np.array(few)
+
+
+def _of_unknown_coordinates(
+    problem: Problem, pilot: Draw, statistics: Statistics | Parts, reason: str
+) -> Survey:
+    """Leave the prior alone; the size of errors is that of a least-squares fit, smooth in y."""
+    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    values, y = np.asarray(seen, np.float64), np.asarray(pilot.y, np.float64)
+    deviation = values.std(axis=(0, 1))
+    deviation = np.where(deviation > 0, deviation, np.inf)
+    rows = (values - values.mean(axis=(0, 1))) / deviation
+    rows = np.concatenate([rows, np.ones((*rows.shape[:2], 1))], axis=2)
+    flat = rows.reshape(-1, rows.shape[2])
+    gram = flat.T @ flat / len(flat) + 1e-3 * np.eye(flat.shape[1])
+    coefficients = np.linalg.solve(gram, np.einsum("nmf,nd->fd", rows, y) / len(flat))
+    estimates = rows @ coefficients
+    sd = estimates.std(axis=1, ddof=1)
+    centre, unit = y.mean(axis=0), y.std(axis=0) + np.finfo(float).tiny
+    half = slice(0, POINTS)
+    floor = _least_error(sd, y)[half]
+    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor))
+    centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
+
+    def log_sd(theta: Theta) -> Array:
+        return model(3 * (problem.y_of(theta) - centre) / unit)
+
+    note = f"drawn from the prior itself: {reason}"
+    return Survey(problem.prior, log_sd, (), statistics, pilot, note)

@@ -1,0 +1,97 @@
+"""Compiled programs that are used again.
+
+Training compiles for seconds what may then run for one: the folds of a cross-validation, or the
+same problem under other keys, are one program with other arrays.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from .devices import everywhere, replicated, same_everywhere
+from .digest import arrays_digest, constants_of
+from .jit import compiler_options
+
+KEPT = 16  # programs; each holds memory for as long as it may be asked for
+
+_programs: OrderedDict[Any, Any] = OrderedDict()
+_traced: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+
+
+class Compiled(NamedTuple):
+    """A program that is ready to run."""
+
+    run: Callable[..., Any]
+    traced: Any
+    executable: Any
+
+
+def compiled(
+    function: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    same_as: Hashable | None = None,
+) -> Compiled:
+    """The compiled function, for arguments of these shapes.
+
+    On several devices, it takes and gives arrays that are the same on all of them.
+
+    Args:
+        function: what to compile.
+        args: arguments as they will be.
+        mesh: the devices to run it.
+        same_as: functions of one name and with this in common are the same, so that a second one
+            need not even be traced. None if that is not known.
+    """
+    args = replicated(args, mesh)
+    name = None if same_as is None else (same_as, function.__name__, mesh, _kind(args))
+    found = _traced.pop(name, None)
+    if found is None:
+        # Arguments that are not used would leave the program: two could look the same without.
+        traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
+        found = traced, _compiled_once(traced, args)
+    if name is not None:
+        _keep(_traced, name, found)
+    traced, executable = found
+    return Compiled(everywhere(executable, mesh), traced, executable)
+
+
+def _kind(args: tuple[Any, ...]) -> Hashable:
+    """All of the arguments, and of how functions are traced, but the numbers."""
+    leaves, structure = jax.tree.flatten(args)
+    kinds = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
+    config = jax.config
+    return kinds, structure, config.jax_enable_x64, config.jax_default_device  # type: ignore[attr-defined]
+
+
+def _keep(programs: OrderedDict[Any, Any], name: Any, program: Any) -> None:
+    programs[name] = program
+    while len(programs) > KEPT:
+        programs.popitem(last=False)
+
+
+def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
+    lowered = traced.lower()
+    text = lowered.as_text()
+    if "callback" in text:  # functions of the host are only numbered in it
+        return lowered.compile(compiler_options())
+    leaves, structure = jax.tree.flatten(args)
+    places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
+    name = (
+        hashlib.sha256(text.encode()).hexdigest(),
+        arrays_digest(list(constants_of(traced.jaxpr))),  # large ones are not in the text
+        str(jax.config.jax_default_device),  # type: ignore[attr-defined]
+        places,
+        structure,
+    )
+    try:
+        found = _programs.pop(name, None)
+    except (TypeError, ValueError):  # something in the arguments cannot be compared
+        return lowered.compile(compiler_options())
+    found = found or lowered.compile(compiler_options())
+    _keep(_programs, name, found)
+    return found

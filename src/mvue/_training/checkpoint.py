@@ -1,0 +1,177 @@
+"""Training states on disk: written whole or not at all, and never mixed up.
+
+Each checkpoint holds the leaves of the training state and a record: what the run is (its
+identity), its history so far, and a digest of the leaves. A run resumes only from a checkpoint
+of the same identity.
+"""
+
+import json
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from .._runtime.devices import agreed, from_first, is_first_process
+from .._runtime.digest import arrays_digest
+from ..exceptions import CheckpointError, CheckpointWarning
+
+KEEP = 3
+
+
+class Checkpoints:
+    """The checkpoints of one training run in one folder.
+
+    Args:
+        directory: the folder; made if it is not there.
+        identity: what the run is, as a flat dict that JSON can hold.
+    """
+
+    def __init__(self, directory: str | Path, identity: dict[str, Any]) -> None:
+        try:
+            import orbax.checkpoint as ocp
+        except ImportError as error:
+            raise ImportError("checkpoint= needs Orbax: pip install 'mvue[checkpoint]'") from error
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._args = ocp.args
+        self.directory = Path(directory).resolve()
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"checkpoint must be a folder, got the file {self.directory}")
+        self.identity = identity
+        self._manager: Any = None
+        if not is_first_process():
+            return  # one process writes for all
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint must be a folder to write in: {error}") from error
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEEP,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
+        )
+        self._manager = ocp.CheckpointManager(
+            self.directory, options=options, item_names=("record", "state")
+        )
+
+    def save(self, step: int, state: PyTree, history: dict[str, Any]) -> None:
+        """Write the state after `step` steps, unless it is there already."""
+        if self._manager is None or step == self._manager.latest_step():
+            return
+        leaves = jax.tree.map(np.asarray, _numbered(state))
+        record = {"identity": self.identity, "history": history, "digest": arrays_digest(leaves)}
+        args = self._args.Composite(
+            state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
+        )
+        try:
+            self._manager.save(step, args=args)
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"the state of step {step} could not be saved in {self.directory}: {error}. "
+                "Training goes on, and saving is tried again",
+                CheckpointWarning,
+                stacklevel=4,
+            )
+
+    def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+        """The newest readable state and its history, or None in an empty folder.
+
+        A checkpoint that cannot be read is set aside, with a warning, once an older one has been
+        read in its place.
+
+        Args:
+            like: a state of the same structure.
+        """
+        found, error = None, None
+        if self._manager is not None:
+            try:
+                found = self._newest(like)
+            except CheckpointError as problem:
+                error = problem
+        text = b"" if found is None else json.dumps(found[1]).encode()
+        failed, there, length = agreed(error is not None, found is not None, len(text))[0]
+        if failed:
+            raise error or CheckpointError("the first process cannot resume; it says why")
+        if not there:
+            return None
+        state, history = (like, bytes(int(length))) if found is None else (found[0], text)
+        state, history = from_first((state, np.frombuffer(history, np.uint8)))
+        return state, json.loads(history.tobytes())
+
+    def _newest(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+        damaged: list[int] = []
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                record = self._restore(step, record=self._args.JsonRestore()).record
+                identity = record["identity"]
+            except Exception:
+                damaged.append(step)
+                continue
+            self._check_identity(identity)
+            try:
+                target = jax.tree.map(_as_struct, _numbered(like))
+                leaves = self._restore(step, state=self._args.StandardRestore(target)).state
+                if arrays_digest(leaves) != record["digest"]:
+                    raise ValueError("digest differs")
+            except Exception:
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                warnings.warn(
+                    f"the checkpoint of step {bad} in {self.directory} is damaged; resuming from "
+                    f"the one of step {step}",
+                    stacklevel=4,
+                )
+                self._set_aside(bad)
+            ordered = [leaves[name] for name in _numbered(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), ordered), record["history"]
+        if damaged:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} can be read (steps "
+                f"{', '.join(map(str, sorted(damaged)))}): delete the folder or choose another"
+            )
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        """Rename a folder that cannot be read: whatever it is, it is not ours to delete."""
+        folder = self.directory / str(step)
+        name = f"{step}.damaged"
+        while (self.directory / name).exists():
+            name += "+"
+        folder.rename(self.directory / name)
+        self._manager.reload()
+
+    def close(self) -> None:
+        """Finish writing."""
+        if self._manager is not None:
+            self._manager.close()
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._manager.restore(step, args=self._args.Composite(**items))
+
+    def _check_identity(self, found: dict[str, Any]) -> None:
+        names = [n for n in self.identity | found if self.identity.get(n) != found.get(n)]
+        if names:
+            lines = "\n".join(
+                f"  {n}: {found.get(n)!r} there, {self.identity.get(n)!r} here" for n in names
+            )
+            raise CheckpointError(
+                f"the checkpoint in {self.directory} is of another training run:\n{lines}\n"
+                "Nothing was changed. Choose another folder, or delete this one to start afresh."
+            )
+
+
+def _numbered(state: PyTree) -> dict[str, Any]:
+    return {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+
+
+def _as_struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

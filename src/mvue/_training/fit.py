@@ -1,0 +1,270 @@
+"""Training on fresh simulations: what is not given is decided, then the program runs."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from .._core.checks import check_count, check_estimator, describe_shapes
+from .._core.keys import key_for
+from .._core.problem import Draw, Problem
+from .._core.sampling import pilot_draw
+from .._core.types import Estimator, Key
+from .._data.repeats import Repeats
+from .._data.simulated import SimulatedData
+from .._recipe.network import default_network
+from .._recipe.survey import Survey, survey
+from .._runtime.devices import mesh_for
+from .._runtime.jit import jit
+from ..losses._objectives import Loss, bce
+from ..nn._staged import Given, WithBaseline
+from ..nn._standardize import PILOT_UNITS
+from .control_variate import Control, ThetaFeatures
+from .fit_data import fit_data
+from .loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
+from .program import Keep, Program
+from .result import Fit
+from .simulations import Simulations
+
+BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
+WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything else
+
+
+def fit(
+    problem: Problem | Repeats | SimulatedData,
+    network: Estimator | None = None,
+    loss: Loss | Callable[[Any, Draw, Any], Any] | None = None,
+    *,
+    key: Key,
+    baseline: Estimator | None = None,
+    training_prior: Any = None,
+    steps: int = 6_000,
+    batch_size: int = 128,
+    replicates: int = 8,
+    anchors: int = 6,
+    optimizer: Any = None,
+    keep: Keep = "average",
+    validations: int = 100,
+    patience: int | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
+    progress: bool | None = None,
+) -> Fit:
+    """Train an estimator on fresh simulations.
+
+    Every step draws `batch_size` unknowns and `replicates` measurements of each. Ctrl-C ends
+    training after the current piece and returns what is there.
+
+    What is not given is decided by a recipe that starts with a `survey` of the problem; its
+    decisions stand in the `Fit`.
+
+    Args:
+        problem: what to estimate; its prior says which unknowns are of interest. Or fixed data:
+            `fit_data` with these sizes of batches, and without what needs fresh simulations.
+        network: a function of one measurement with trainable arrays (an Equinox module) that
+            returns y, used as it is; see `standardize`. By default one that corrects a closed-form
+            estimate, in units of the error to expect.
+        loss: what to minimise, by default `bce`; see there and `Loss` for others.
+        key: decides all random numbers.
+        baseline: an estimator that is known to be unbiased, if there is one. The network then
+            learns a correction to it, and only the bias of the correction is penalised: the noise
+            of the baseline is known and taken out.
+        training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
+            answer does not depend on it, evenly over a range wider than the one of interest (see
+            `survey`); for other losses the prior of the problem.
+        steps: how many updates.
+        batch_size: N, unknowns in a batch.
+        replicates: M, measurements of each unknown.
+        anchors: how many times, at equal distances, the bias of the estimator is measured on many
+            simulations, as a smooth function of theta. What remains of its errors is noise, and
+            is taken out of the penalty of the steps that follow. 0 for never; losses other than
+            `bce` with its unbiased penalty have no use for it.
+        optimizer: an Optax optimizer, or the peak learning rate of the default: Adam with a
+            short warm-up and a cosine decay to zero.
+        keep: which weights to return: an average over the last steps, those with the best
+            held-out loss, or the last.
+        validations: about how many times the estimator is judged on held-out unknowns, at equal
+            distances; each costs four batches of estimates.
+        patience: stop after this many validations in a row without a better held-out loss;
+            None never stops early.
+        checkpoint: a folder to save the state in; the same call resumes from it.
+        checkpoint_every: seconds between checkpoints; there is always one at the end.
+        progress: show a progress bar; by default on a terminal only.
+
+    Returns:
+        The estimator, how training ended and how it went.
+    """
+    refuse_tracing(key)
+    if isinstance(problem, (Repeats, SimulatedData)):
+        if baseline is not None or training_prior is not None:
+            raise TypeError("baseline and training_prior need a Problem to simulate, got data")
+        return fit_data(
+            problem,
+            network,
+            loss,  # type: ignore[arg-type]
+            key=key,
+            steps=steps,
+            batch_rows=batch_size,
+            batch_units=batch_size,
+            max_repeats=replicates,
+            optimizer=optimizer,
+            validations=validations,
+            patience=patience,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            progress=progress,
+        )
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem must be a Problem, or data for fit_data, got {type(problem).__name__}"
+        )
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
+    schedule.check(keep, optimizer)
+    check_count("batch_size", batch_size)
+    check_count("replicates", replicates)
+    check_count("anchors", anchors, least=0)
+    loss = bce() if loss is None else loss
+    if not callable(loss):
+        raise TypeError(f"loss must be callable, such as mvue.bce(40.0), got {loss!r}")
+    least = getattr(loss, "min_replicates", 1)
+    if replicates < least:
+        raise ValueError(
+            f"replicates must be at least {least} for this loss, got {replicates}: a bias cannot "
+            "be seen in one measurement of each unknown"
+        )
+    if training_prior is not None:
+        _check_training_prior(problem, training_prior)
+    _check_weight(problem, loss)
+    x, y = problem.shapes()
+    for name, function in (("network", network), ("baseline", baseline)):
+        if function is not None:
+            check_estimator(name, function, x, y.shape[0])
+    weighted_by = getattr(loss, "weighted_by", None)
+    trial = weighted_by(lambda _: jnp.ones(y.shape[0])) if weighted_by else loss
+    _check_loss(problem, batch_size, replicates, trial)
+    started = time.perf_counter()
+    keys = jr.split(key_for("fit", key), 6)
+    pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
+    chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
+    seen: Survey | None = None
+    if network is None or chooses_prior or weighted_by:
+        seen = survey(problem, key=key)
+    if chooses_prior:
+        assert seen is not None
+        training_prior = seen.training_prior
+    if training_prior is not None:
+        problem = dataclasses.replace(problem, prior=training_prior, crb=None)
+    if weighted_by:
+        assert seen is not None
+        loss = cast(Loss, weighted_by(seen.weight))
+    pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
+    if network is None:
+        assert seen is not None
+        network = default_network(problem, seen, correction=baseline is not None, key=network_key)
+    if baseline is not None:
+        network = WithBaseline(Given(baseline), network)
+    control, weights = None, getattr(loss, "penalty_weights", None)
+    if weights and (anchors or baseline is not None):
+        control = Control(ThetaFeatures(problem, features_key), weights)
+    source = Simulations(problem, batch_size, replicates, mesh_for(batch_size))
+    program = Program(source, network, loss, steps, optimizer, keep, control)
+    if baseline is not None:
+        _check_baseline(program, pilot_key)
+    settings = {
+        "loss": describe_loss(loss, replicates),
+        "training": str(seen) if chooses_prior else "drawn from the prior that was given",
+        "network": describe_network(network) + (" on a baseline" if baseline is not None else ""),
+        "steps": steps,
+        "batch_size": batch_size,
+        "replicates": replicates,
+        "anchors": anchors if control else 0,
+        "keep": keep,
+        "validations": validations,
+        "patience": patience,
+        "batch": f"N = {batch_size}, M = {replicates}",
+        "held_out": "averages over the unknowns trained on",
+    }
+    trained = train(
+        program,
+        Keys(key, train_key, validation_key, anchor_key),
+        schedule,
+        settings=settings,
+        identity={"y": list(problem.names or ()), "pilot": _typical(pilot)},
+        started=started,
+        anchors=anchors,
+        survey=seen,
+    )
+    return dataclasses.replace(trained, problem=problem)
+
+
+def _typical(pilot: Draw) -> list[str]:
+    """Rounded moments of a pilot draw: they tell problems apart whose program looks the same."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
+    leaves = [leaf.astype(np.result_type(leaf, np.float64)) for leaf in leaves]
+    return [f"{value:.3g}" for leaf in leaves for value in (leaf.mean(), leaf.std())]
+
+
+def _check_training_prior(problem: Problem, prior: Any) -> None:
+    """Refuse one that does not draw what the prior of the problem draws."""
+    try:
+        trained = dataclasses.replace(problem, prior=prior, crb=None)
+        found = jax.eval_shape(trained.sample_prior, jr.key(0))
+    except Exception as error:
+        raise ValueError(f"training_prior does not fit the problem: {error}") from error
+    expected = jax.eval_shape(problem.sample_prior, jr.key(0))
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (expected, found)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"training_prior must draw what the prior of the problem draws, "
+            f"{describe_shapes(expected)}; it draws {describe_shapes(found)}"
+        )
+
+
+def _check_weight(problem: Problem, loss: Callable[..., Any]) -> None:
+    weight = getattr(getattr(loss, "terms", None), "weight", None)
+    if weight is None:
+        return
+    keys = jr.split(jr.key(0), WEIGHTS_CHECKED)
+    drawn = jax.vmap(lambda key: problem.y_of(problem.sample_prior(key)))(keys)
+    values = np.asarray(jax.vmap(weight)(drawn))
+    wrong = ~(np.isfinite(values) & (values > 0)).reshape(len(values), -1).all(axis=1)
+    if wrong.any():
+        value, y = values[np.argmax(wrong)], np.asarray(drawn)[np.argmax(wrong)]
+        raise ValueError(f"weight(y) must be positive and finite, got {value} at y = {y}")
+
+
+def _check_loss(
+    problem: Problem, batch_size: int, replicates: int, loss: Callable[[Any, Draw, Any], Any]
+) -> None:
+    draw = jax.eval_shape(lambda: problem.draw(jr.key(0), batch_size, replicates))
+    shape = (batch_size, replicates, draw.y.shape[1])
+    estimates = jax.ShapeDtypeStruct(shape, draw.y.dtype)
+    try:
+        value = jax.eval_shape(loss, estimates, draw, jax.ShapeDtypeStruct((), jnp.float32))
+    except TypeError as error:
+        raise TypeError(
+            "loss is called as loss(estimates, draw, progress), with estimates of shape (N, M, d); "
+            f"it failed: {error}"
+        ) from error
+    if getattr(value, "shape", None) != ():
+        raise ValueError(f"loss must return a scalar, got {value}")
+
+
+def _check_baseline(program: Program, key: Key) -> None:
+    """Warn if the estimator that is said to be unbiased is not."""
+    shown, se = jit(program.baseline_bias)(program.arrays, key)
+    worst = int(np.argmax(np.asarray(shown / se)))
+    if shown[worst] > BIAS_SHOWN * se[worst]:
+        warnings.warn(
+            f"baseline is biased: its squared bias, component {worst}, is {shown[worst]:.3g} ± "
+            f"{se[worst]:.1g} of its variance on average. The trained estimator keeps this bias. "
+            "Give a baseline that is unbiased, or none",
+            stacklevel=3,
+        )

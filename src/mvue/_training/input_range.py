@@ -1,0 +1,203 @@
+"""What measurements looked like in training, to tell when others are far outside.
+
+A measurement has up to three scores: its most extreme number, its mean and its spread, each in
+units of what is usual. A score is far outside if it exceeds the largest one of all training draws,
+widened. Of n draws, a further one exceeds the largest with probability 1/(n + 1), whatever their
+distribution and their number of dimensions.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.random as jr
+import numpy as np
+
+from .._core.checks import checked_names
+from .._core.problem import Problem
+from .._core.sampling import compiled_draw, finite_units
+from .._core.types import Key, Measurement
+from .._serialise.registry import register
+
+DRAWS = 2**14
+FEWEST = 2**6
+PIECE_NUMBERS = 2**22
+LARGEST_TOTAL = 2**28  # numbers simulated; of larger measurements there are fewer draws
+FALSE_ALARMS = 1e-3
+"""The share of measurements like those of training that may count as outside."""
+WIDENED = 1.25
+TINY = np.finfo(np.float64).tiny
+
+
+@register(name="mvue.Scale")
+class Scale(eqx.Module):
+    """The centre and the spread of columns."""
+
+    centre: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Scale":
+        """Medians and half the distance between the quantiles of one standard deviation."""
+        low, centre, high = np.quantile(values, [0.1587, 0.5, 0.8413], axis=0)
+        spread = (high - low) / 2
+        spread = np.where(spread > 0, spread, values.std(axis=0))
+        return cls(centre, np.maximum(spread, 1e-6 * np.abs(centre) + TINY))
+
+    def standard(self, values: np.ndarray) -> np.ndarray:
+        """In standard units."""
+        return (values - self.centre) / self.spread
+
+
+@register(name="mvue.InputRange")
+class InputRange(eqx.Module):
+    """Which measurements are like those of training."""
+
+    is_set: bool
+    """Whether the rows of a measurement are exchangeable, so that columns are judged as a whole."""
+    usual: Scale
+    """Of the numbers of a measurement, or of the columns of a set."""
+    summaries: Scale | None
+    """Of mean and logarithm of the spread of a measurement, for each column of a set; None for
+    measurements of one number, or where only the numbers are judged."""
+    limits: np.ndarray
+    """The largest score of each kind that is not outside."""
+
+    @classmethod
+    def of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
+        """From training draws in pieces of shape (n, p), or (n, elements, p) for sets."""
+        with np.errstate(all="ignore"):  # scores may be infinite
+            return cls._of_draws(pieces, is_set=is_set)
+
+    @classmethod
+    def _of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
+        usual, found, first, count = None, None, None, 0
+        for piece in pieces:
+            values = piece.astype(np.float64)
+            values = values[np.isfinite(values).reshape(len(values), -1).all(axis=1)]
+            if usual is None:
+                usual = Scale.of(values.reshape(-1, values.shape[-1]) if is_set else values)
+                first = cls(is_set, usual, None, np.empty(0))
+                if values[0].size > 1:
+                    summaries = Scale.of(_summaries(first._standard(values)))
+                    first = cls(is_set, usual, summaries, np.empty(0))
+            assert first is not None
+            scores = first.scores(values).max(axis=0, initial=0.0)
+            found = scores if found is None else np.maximum(found, scores)
+            count += len(values)
+        assert first is not None
+        assert found is not None
+        return cls(is_set, first.usual, first.summaries, _widening(count) * found)
+
+    @classmethod
+    def of_moments(cls, mean: np.ndarray, variance: np.ndarray) -> "InputRange":
+        """From means and variances of columns alone, by Chebyshev's inequality."""
+        spread = np.maximum(np.sqrt(variance), 1e-6 * np.abs(mean) + TINY)
+        limit = np.sqrt(mean.size / FALSE_ALARMS)
+        return cls(False, Scale(mean, spread), None, np.array([limit]))
+
+    @classmethod
+    def of_extremes(cls, low: np.ndarray, high: np.ndarray, count: int) -> "InputRange":
+        """From the smallest and the largest numbers of columns in so many draws."""
+        centre = (low + high) / 2
+        spread = np.maximum((high - low) / 2, 1e-6 * np.abs(centre) + TINY)
+        return cls(False, Scale(centre, spread), None, np.array([_widening(count)]))
+
+    def in_units(self, shift: np.ndarray, scale: np.ndarray) -> "InputRange":
+        """The same of ``values * scale + shift``, for measurements that are no sets."""
+        moved = Scale(self.usual.centre * scale + shift, self.usual.spread * scale)
+        return InputRange(self.is_set, moved, self.summaries, self.limits)
+
+    def outside(self, values: np.ndarray) -> np.ndarray:
+        """Which of some measurements are far outside, (n,); those that are not finite are."""
+        if not len(values):
+            return np.zeros(0, bool)
+        scores = self.scores(np.asarray(values, np.float64))
+        return np.asarray(~(scores <= self.limits).all(axis=1))
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """The scores of measurements, (n, kinds)."""
+        with np.errstate(all="ignore"):
+            standard = self._standard(values)
+            scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
+            if self.summaries is not None:
+                extremes = np.abs(self.summaries.standard(_summaries(standard)))
+                scores += [part.max(axis=1) for part in np.split(extremes, 2, axis=1)]
+        return np.stack(scores, axis=1)
+
+    def _standard(self, values: np.ndarray) -> np.ndarray:
+        standard = self.usual.standard(values)
+        return standard if self.is_set else standard.reshape(len(values), -1, 1)
+
+
+def _widening(count: int) -> float:
+    """By how much a score may exceed the largest of so many draws.
+
+    Of few draws the largest is not large enough: where the tail of scores falls at least as that
+    of a variance, this factor keeps false alarms to half of what is allowed.
+    """
+    return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
+
+
+def _summaries(standard: np.ndarray) -> np.ndarray:
+    """Means over the elements, and logarithms of their root mean squares, (n, 2 columns)."""
+    square = np.mean(standard**2, axis=1)
+    return np.concatenate([standard.mean(axis=1), 0.5 * np.log(square + 1e-12)], axis=1)
+
+
+def numbers_of(x: Measurement, *, is_set: bool) -> np.ndarray:
+    """All numbers of measurements with a leading axis, (n, p); of sets, (n, elements, p)."""
+    leaves = []
+    for leaf in map(np.asarray, jax.tree.leaves(x)):
+        parts = [np.real(leaf), np.imag(leaf)] if np.iscomplexobj(leaf) else [leaf]
+        keep = leaf.shape[:2] if is_set else leaf.shape[:1]
+        leaves += [part.reshape(*keep, int(np.prod(leaf.shape[len(keep) :]))) for part in parts]
+    return np.concatenate(leaves, axis=-1)
+
+
+@register(name="mvue.TrainedOn")
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedOn:
+    """What the use of an estimator has to know about its training."""
+
+    names: tuple[str, ...]
+    """Of the components of y."""
+    x: Any
+    """Shapes and dtypes of one measurement."""
+    inputs: InputRange | None
+    """Which measurements are like those of training."""
+    y_range: np.ndarray | None
+    """The smallest and the largest y of training, (2, d)."""
+
+
+def trained_on_problem(problem: Problem, key: Key) -> TrainedOn:
+    """From simulations of the problem that was trained on."""
+    x, _ = problem.shapes()
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    draws = int(np.clip(LARGEST_TOTAL // size, FEWEST, DRAWS))
+    piece = int(np.clip(PIECE_NUMBERS // size, FEWEST, draws))
+    ends: list[np.ndarray] = []
+
+    def pieces() -> Iterable[np.ndarray]:
+        for i in range(-(-draws // piece)):
+            drawn = compiled_draw(problem, jr.fold_in(key, i), piece, 1)
+            good = np.asarray(finite_units(drawn))
+            y = np.asarray(drawn.y, np.float64)[good]
+            ends.append(np.stack([y.min(axis=0), y.max(axis=0)]))
+            first = jax.tree.map(lambda leaf, good=good: np.asarray(leaf)[good, 0], drawn.x)
+            yield numbers_of(first, is_set=bool(problem.exchangeable))
+
+    found = InputRange.of_draws(pieces(), is_set=bool(problem.exchangeable))
+    y_range = np.stack([np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]])
+    return TrainedOn(problem.names or (), x, found, y_range)
+
+
+def trained_on_rows(x: np.ndarray, y: np.ndarray) -> TrainedOn:
+    """From rows of data, shapes (n, ...) and (units, d)."""
+    some = x[:: -(-len(x) // DRAWS)]
+    found = InputRange.of_draws([some.reshape(len(some), -1)], is_set=False)
+    spec = jax.ShapeDtypeStruct(x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype))
+    ends = np.stack([y.min(axis=0), y.max(axis=0)]).astype(np.float64)
+    return TrainedOn(checked_names(None, y.shape[1]), spec, found, ends)

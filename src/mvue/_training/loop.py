@@ -1,0 +1,289 @@
+"""The host's side of training: one compiled program, run in pieces.
+
+The host is visited a few times a second, for the progress bar, interruption, validation on
+held-out unknowns and checkpoints. Nothing that the result depends on happens in between: a run
+cut into other pieces, or stopped and resumed, ends with the same bits.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import PyTree
+
+from .._core.checks import check_count
+from .._core.sampling import nonfinite_error
+from .._core.types import Key
+from .._recipe.survey import Survey
+from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
+from .._runtime.digest import arrays_digest, program_digest
+from .._runtime.host import bytes_needed, progress_bar, require_memory, stop_signals
+from .._runtime.programs import compiled
+from .._version import __version__
+from ..nn._frozen import count_weights
+from .checkpoint import Checkpoints
+from .program import Arrays, Program, State, Sums, check_optimizer
+from .result import Fit, History, Outcome
+
+PIECE_SECONDS = 0.3  # how often the host is visited
+FRESH = 2**31 - 1  # number of the key for unknowns on which no weights were chosen
+
+
+class Keys(NamedTuple):
+    """What decides the random numbers of a run."""
+
+    user: Key
+    train: Key
+    validation: Key
+    anchor: Key
+
+
+class Schedule(NamedTuple):
+    """What the user decides about the course of a run."""
+
+    steps: int
+    patience: int | None
+    checkpoint: str | Path | None
+    checkpoint_every: float
+    progress: bool | None
+    validations: int = 100
+
+    def check(self, keep: str, optimizer: Any) -> None:
+        """Refuse what cannot be meant."""
+        check_optimizer(optimizer)
+        check_count("steps", self.steps)
+        check_count("validations", self.validations)
+        if self.patience is not None:
+            check_count("patience", self.patience)
+        if keep not in ("average", "best", "last"):
+            raise ValueError(f"keep must be 'average', 'best' or 'last', got {keep!r}")
+        if not self.checkpoint_every >= 0:
+            raise ValueError(
+                f"checkpoint_every must be at least 0 seconds, got {self.checkpoint_every}"
+            )
+
+
+Feed = Callable[[int], tuple[PyTree, int]]
+"""From the number of a step to the pool that it is drawn from, and where the next one begins."""
+
+
+def train(
+    program: Program,
+    keys: Keys,
+    schedule: Schedule,
+    *,
+    settings: dict[str, Any],
+    identity: dict[str, Any],
+    started: float,
+    feed: Feed | None = None,
+    held_out: PyTree = (),
+    anchors: int = 0,
+    survey: Survey | None = None,
+) -> Fit:
+    """Run a program to its end, or to where it is stopped.
+
+    Args:
+        program: what to run.
+        keys: of all random numbers.
+        schedule: how long, and what is kept of it on the way.
+        settings: what is trained, for the reader.
+        identity: what tells this run from others, besides the settings and the program.
+        started: when the call began.
+        feed: pools of data; None for simulations.
+        held_out: the pool to validate on.
+        anchors: how many times the bias is measured.
+        survey: for the record.
+    """
+    steps, control, mesh = schedule.steps, program.control, program.source.mesh
+    program.arrays = from_first(program.arrays)
+    state, history = program.initial_state(), History()
+    constants, held_out = replicated((program.arrays.constants, held_out), mesh)
+
+    def pool_at(step: int) -> tuple[PyTree, int]:
+        pool, renewed = ((), steps) if feed is None else feed(step)
+        return replicated(pool, mesh), renewed
+
+    pool, renewed = pool_at(0)
+    first_run = (state, jnp.asarray(0), keys.train, constants, pool)
+    run, traced, executable = compiled(program.run, *first_run, mesh=mesh, same_as=program.same_as)
+    require_memory(bytes_needed(executable), program.source.sizes)
+    judging = program.arrays, keys.validation, held_out
+    validate = compiled(program.validate, *judging, mesh=mesh, same_as=program.same_as).run
+    measure = everywhere(same_everywhere(program.measure, mesh), mesh)
+    if program.measures_loss:
+        first = abs(float(validate(*judging)["loss"]))
+        state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
+    compile_seconds = time.perf_counter() - started
+
+    checkpoints = None
+    if schedule.checkpoint is not None:
+        if mesh is not None:  # a run may be resumed on any number of devices
+            traced = jax.jit(program.on_one_device().run).trace(*first_run)
+        identity = {
+            **settings,
+            **identity,
+            "key": np.asarray(jr.key_data(keys.user)).tolist(),
+            "program": program_digest(traced.jaxpr),
+            "first_state": arrays_digest((first_run[0], constants, held_out)),
+            "loss_unit": f"{float(state.loss_unit):.3g}",  # rounding differs between devices
+            "mvue": __version__,
+            "jax": jax.__version__,
+        }
+        checkpoints = Checkpoints(schedule.checkpoint, identity)
+        restored = checkpoints.restore(state)
+        if restored is not None:
+            state, history = restored[0], History(restored[1])
+            pool, renewed = pool_at(int(state.step))
+
+    started -= history.last.get("seconds", 0.0)
+    every = max(1, round(steps / schedule.validations))
+    anchored = {i * steps // anchors for i in range(anchors)} if control else set()
+    piece, saved = 1, time.perf_counter()
+    outcome = _outcome(state, history, steps, schedule.patience)
+    stop = 0
+    with (
+        stop_signals() as stop_signal,
+        progress_bar("training", steps, show=schedule.progress, start=int(state.step)) as advance,
+    ):
+        while outcome is None:
+            step = int(state.step)
+            if step >= renewed:
+                pool, renewed = pool_at(step)
+            if control and step in anchored:
+                # Moments of one state and key, whatever came before: a resumed run has the same.
+                sums = measure(state.average, jr.fold_in(keys.anchor, step), constants, pool)
+                state = state._replace(anchor=control.solve(_copy(state.average), sums))
+            stops = [every - step % every, steps - step, *(a - step for a in anchored if a > step)]
+            count = min(piece, renewed - step, *stops)
+            begun = time.perf_counter()
+            state = run(state, jnp.asarray(count), keys.train, constants, pool)
+            reached = int(state.step)
+            elapsed = time.perf_counter() - begun
+            piece = max(1, min(2 * piece, int(count * PIECE_SECONDS / max(elapsed, 1e-6))))
+            if reached > step and (reached % every == 0 or reached == steps):
+                candidate = Arrays(program.candidate(state), constants)
+                judged = validate(candidate, keys.validation, held_out)
+                state = _record(candidate.params, judged, state, history, started)
+            advance(reached, _message(history))
+            outcome = _outcome(state, history, steps, schedule.patience)
+            # Whoever is asked to stop, all stop together; the first one's clock is everyone's.
+            due = time.perf_counter() - saved > schedule.checkpoint_every
+            asked = agreed(stop_signal(), due, piece)
+            stop, due, piece = int(asked[:, 0].max()), bool(asked[0, 1]), int(asked[0, 2])
+            if outcome is None and stop:
+                outcome = Outcome.INTERRUPTED
+            failing = nonfinite_error(int(state.nonfinite), reached * program.source.batch_size)
+            if checkpoints is not None and (due or failing or outcome is not None):
+                checkpoints.save(reached, state, history)
+                saved = time.perf_counter()
+            if failing:
+                raise failing
+    if checkpoints is not None:
+        checkpoints.close()
+    if stop == signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)  # what there is has been saved: now do as asked
+
+    params, chosen = _choose(program, state, history, outcome)
+    arrays = Arrays(params, program.arrays.constants)
+    judged = validate(arrays, jr.fold_in(keys.validation, FRESH), held_out)
+    return Fit(
+        estimator=program.estimator(arrays),
+        outcome=outcome,
+        step=int(state.step),
+        weights=chosen,
+        held_out={name: float(value) for name, value in judged.items()},
+        history=history,
+        seconds=time.perf_counter() - started,
+        compile_seconds=compile_seconds,
+        nonfinite=int(state.nonfinite),
+        settings=settings,
+        survey=survey,
+    )
+
+
+def refuse_tracing(key: Key) -> None:
+    """Training decides on the host; it cannot be part of a compiled function."""
+    if isinstance(key, Tracer):
+        raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
+
+
+def describe_network(network: Any) -> str:
+    """The network in words."""
+    inner = getattr(network, "network", network)
+    return f"{type(inner).__name__}, {count_weights(network):,} weights"
+
+
+def describe_loss(loss: Any, replicates: int) -> str:
+    """The loss in words."""
+    describe = getattr(loss, "describe", None)
+    return describe(replicates) if describe else getattr(loss, "__name__", type(loss).__name__)
+
+
+def _record(
+    candidate: PyTree,
+    held_out: dict[str, Any],
+    state: State,
+    history: History,
+    started: float,
+) -> State:
+    """Add a row to the history; keep the weights if they are the best so far."""
+    sums = state.sums
+    history.add(
+        {
+            "step": int(state.step),
+            "loss": float(sums.loss / sums.steps),
+            "mse": float(sums.mse / sums.steps),
+            "squared_bias": float(sums.squared_bias / sums.steps),
+            **{f"held_out_{name}": float(value) for name, value in held_out.items()},
+            "seconds": time.perf_counter() - started,
+        }
+    )
+    if history.best == len(history["step"]) - 1:
+        state = state._replace(best=candidate)
+    return state._replace(sums=Sums.zero())
+
+
+def _outcome(state: State, history: History, steps: int, patience: int | None) -> Outcome | None:
+    """How training has ended, if it has."""
+    if bool(state.diverged):
+        return Outcome.DIVERGED
+    if int(state.step) >= steps:
+        return Outcome.FINISHED
+    if patience is not None and history.best is not None:
+        waited = len(history["step"]) - 1 - history.best
+        return Outcome.STOPPED_EARLY if waited >= patience else None
+    return None
+
+
+def _choose(
+    program: Program, state: State, history: History, outcome: Outcome
+) -> tuple[PyTree, str]:
+    """The weights to return, and which they are, in words."""
+    failed = outcome in (Outcome.STOPPED_EARLY, Outcome.DIVERGED)
+    if history.best is not None and (program.keep == "best" or failed):
+        step = int(history["step"][history.best])
+        return state.best, f"weights of step {step:,}, the best on held-out unknowns"
+    if program.keep == "average":
+        return state.average, "weights averaged over the last steps"
+    return state.params, "weights of the last step"
+
+
+def _copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.array, tree)
+
+
+def _message(history: History) -> str:
+    if not history:
+        return ""
+    last = history.last
+    return (
+        f"loss {last['loss']:.4g}  held out: MSE {last['held_out_mse']:.4g}, "
+        f"bias² {last['held_out_squared_bias']:.2g} ± {last['held_out_squared_bias_se']:.1g}"
+    )

@@ -1,0 +1,313 @@
+"""The compiled part of training: simulate, estimate, update, and validate.
+
+Everything here is traced once per fit. No random number depends on anything but the key of the
+run and the number of the step.
+"""
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .._core.problem import Draw
+from .._core.types import Estimator, Key
+from .._runtime.devices import mapped
+from ..losses._functions import unit_squared_bias
+from ..nn._frozen import trainable
+from ..nn._staged import OnBaseline, finish, prepare
+from .control_variate import Anchor, BiasSums, Control
+from .simulations import Simulations
+
+AVERAGED_FRACTION = 0.15  # of the steps, the horizon of the weight average
+
+BASELINE_UNITS = 4096  # on which a baseline is checked
+ANCHOR_SHARE = 1 / 12  # batches from which an anchor is measured, of the steps
+
+Keep = Literal["average", "best", "last"]
+
+
+class Sums(NamedTuple):
+    """Sums over the steps since the last record."""
+
+    loss: Float[Array, ""]
+    mse: Float[Array, ""]
+    squared_bias: Float[Array, ""]
+    steps: Float[Array, ""]
+
+    @classmethod
+    def zero(cls) -> "Sums":
+        return cls(*(jnp.zeros(()),) * 4)
+
+
+class Arrays(NamedTuple):
+    """All arrays of a network: passed to compiled functions, never baked into them."""
+
+    params: PyTree
+    constants: PyTree
+
+
+class State(NamedTuple):
+    """Everything the next step needs, and what the end of training chooses from."""
+
+    step: Int[Array, ""]
+    params: PyTree
+    average: PyTree
+    best: PyTree
+    opt_state: PyTree
+    sums: Sums
+    nonfinite: Int[Array, ""]
+    diverged: Bool[Array, ""]
+    anchor: Anchor | None
+    loss_unit: Float[Array, ""]
+    """What the default optimizer measures the loss in, so that the units of y do not matter."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where batches come from. `pool` is what it keeps on the device, if anything."""
+
+    d: int
+    batch_size: int
+    mesh: Mesh | None
+    """The devices that share the work of a batch."""
+    sizes: dict[str, int]
+    """What the user chose the size of a batch by."""
+
+    def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
+        """A batch, and how many of its unknowns failed."""
+        ...
+
+    def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
+        """Mean squared error and mean squared bias of a batch."""
+        ...
+
+    def judge(
+        self,
+        estimate: Callable[[PyTree], Array],
+        loss: Callable[..., Any],
+        key: Key,
+        pool: PyTree,
+    ) -> dict[str, Array]:
+        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
+        ...
+
+
+class Program:
+    """The functions of one training run that are compiled."""
+
+    def __init__(
+        self,
+        source: Source,
+        network: Estimator,
+        loss: Callable[..., Any],
+        steps: int,
+        optimizer: Any,
+        keep: Keep,
+        control: Control | None = None,
+        same_as: Hashable | None = None,
+    ) -> None:
+        self.source, self.loss, self.control = source, loss, control
+        self.same_as = same_as
+        self.steps, self.keep, self.d = steps, keep, source.d
+        params, rest = eqx.partition(network, trainable(network))
+        constants, self.static = eqx.partition(rest, eqx.is_array)
+        self.arrays = Arrays(params, constants)
+        if not jax.tree.leaves(params):
+            raise ValueError(
+                "network has no trainable arrays: give an Equinox module whose leaves are "
+                "floating-point JAX arrays"
+            )
+        self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            optimizer = default_optimizer(steps, 5e-3 if optimizer is None else float(optimizer))
+        self.optimizer = optax.with_extra_args_support(optimizer)
+
+    def initial_state(self) -> State:
+        # Copies, so that the compiled program never sees one buffer under two names.
+        params, average, best, anchor = (
+            jax.tree.map(jnp.array, self.arrays.params) for _ in range(4)
+        )
+        return State(
+            step=jnp.asarray(0),
+            params=params,
+            average=average,
+            best=best,
+            opt_state=jax.tree.map(jnp.asarray, self.optimizer.init(params)),
+            sums=Sums.zero(),
+            nonfinite=jnp.asarray(0),
+            diverged=jnp.asarray(False),
+            anchor=None if self.control is None else self.control.first(anchor, self.d),
+            loss_unit=jnp.ones(()),
+        )
+
+    def candidate(self, state: State) -> PyTree:
+        """The weights that training would return if it ended now."""
+        return state.average if self.keep == "average" else state.params
+
+    def estimator(self, arrays: Arrays) -> Estimator:
+        """The network with these arrays."""
+        return eqx.combine(*arrays, self.static)
+
+    def estimate(self, arrays: Arrays, x: PyTree) -> Float[Array, "n m d"]:
+        return self.finish(arrays, self.prepare(arrays, x))
+
+    def prepare(self, arrays: Arrays, x: PyTree) -> PyTree:
+        """What the network makes of a batch before anything that is trained, (N, M, ...)."""
+        return self._map(prepare, arrays, x)
+
+    def finish(self, arrays: Arrays, prepared: PyTree) -> Float[Array, "n m d"]:
+        """The estimates from a prepared batch."""
+        return self._map(finish, arrays, prepared)
+
+    def _map(self, stage: Callable[[Any, PyTree], PyTree], arrays: Arrays, batch: PyTree) -> PyTree:
+        """A stage of the network, applied to all of a batch (N, M, ...)."""
+
+        def apply(arrays: Arrays, flat: PyTree) -> PyTree:
+            network = self.estimator(arrays)
+            return jax.vmap(lambda one: stage(network, one))(flat)
+
+        n, m = jax.tree.leaves(batch)[0].shape[:2]
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        made = mapped(apply, self.source.mesh, arrays, flat)
+        return jax.tree.map(lambda leaf: leaf.reshape(n, m, *leaf.shape[1:]), made)
+
+    def on_one_device(self) -> "Program":
+        """The same, not divided."""
+        program = copy.copy(self)
+        program.source = copy.copy(self.source)
+        program.source.mesh = None
+        return program
+
+    def noise(
+        self, anchor: Anchor | None, draw: Draw, prepared: PyTree, constants: PyTree
+    ) -> Array | None:
+        """Noise of the estimates that is known; None if none is."""
+        if self.control is None or anchor is None:
+            return None
+        estimates = self.finish(Arrays(anchor.params, constants), prepared)
+        return self.control.noise(anchor, estimates, draw, _baseline(prepared))
+
+    def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
+        """Squared bias of the baseline over its variance, (d,), with standard errors."""
+        assert isinstance(self.source, Simulations)
+        draw, _ = self.source.draw_units(key, BASELINE_UNITS)
+        baseline = _baseline(self.prepare(arrays, draw.x))
+        assert baseline is not None
+        errors = baseline - draw.y[:, None, :]
+        variance = jnp.var(errors, axis=1, ddof=1).mean(axis=0)
+        shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
+        return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
+
+    def measure(self, params: PyTree, key: Key, constants: PyTree, pool: PyTree) -> BiasSums:
+        """What an anchor with these weights is made from."""
+        control, arrays = self.control, Arrays(params, constants)
+        assert control is not None
+
+        def batch(i: Array) -> BiasSums:
+            draw, _ = self.source.draw(jr.fold_in(key, i), pool)
+            prepared = self.prepare(arrays, draw.x)
+            baseline = _baseline(prepared)
+            reference = draw.y[:, None, :] if baseline is None else baseline
+            return control.sums(self.finish(arrays, prepared) - reference, draw)
+
+        def add(i: Array, sums: BiasSums) -> BiasSums:
+            return jax.tree.map(jnp.add, sums, batch(i))
+
+        batches = max(1, round(ANCHOR_SHARE * self.steps))
+        return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
+
+    def run(
+        self, state: State, count: Int[Array, ""], key: Key, constants: PyTree, pool: PyTree
+    ) -> State:
+        """At most `count` steps; ends early when training diverges."""
+
+        def wanted(carry: tuple[Array, State]) -> Array:
+            done, state = carry
+            return (done < count) & ~state.diverged
+
+        def body(carry: tuple[Array, State]) -> tuple[Array, State]:
+            done, state = carry
+            return done + 1, self.step(state, jr.fold_in(key, state.step), constants, pool)
+
+        return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
+
+    def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
+        draw, bad = self.source.draw(key, pool)
+        progress = state.step / self.steps
+        prepared = self.prepare(Arrays(state.params, constants), draw.x)
+        noise = self.noise(state.anchor, draw, prepared, constants)
+
+        def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
+            estimates = self.finish(Arrays(params, constants), prepared)
+            known = {}
+            if noise is not None and self.control is not None:
+                known["noise"] = self.control.matched(noise, estimates, draw)
+            value = self.loss(estimates, draw, progress, **known)
+            return value / state.loss_unit, (value, estimates)
+
+        (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        updates, opt_state = self.optimizer.update(
+            grads, state.opt_state, state.params, value=value
+        )
+        params = optax.apply_updates(state.params, updates)
+        share = jnp.maximum(1 / (state.step + 1), 1 / (1 + AVERAGED_FRACTION * self.steps))
+        average = optax.incremental_update(params, state.average, share)
+        mse, bias2 = self.source.moments(estimates, draw)
+        sums = Sums(*map(jnp.add, state.sums, (value, mse, bias2, jnp.ones(()))))
+        after = state._replace(
+            step=state.step + 1,
+            params=params,
+            average=average,
+            opt_state=opt_state,
+            sums=sums,
+            nonfinite=state.nonfinite + bad,
+        )
+        good = jnp.isfinite(value) & _all_finite(params)
+        kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
+        # A batch without a single finite unknown is skipped; training has not diverged.
+        empty = bad == self.source.batch_size
+        skipped = state._replace(step=after.step, nonfinite=after.nonfinite)
+        return jax.tree.map(
+            lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
+        )
+
+    def validate(self, arrays: Arrays, key: Key, pool: PyTree) -> dict[str, Array]:
+        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
+        return self.source.judge(lambda x: self.estimate(arrays, x), self.loss, key, pool)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer, learning rate, or None for the default."""
+    if optimizer is None or isinstance(optimizer, optax.GradientTransformation):
+        return
+    try:
+        rate = float(optimizer)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "optimizer must be an Optax optimizer, such as optax.adam(1e-3), or a learning rate, "
+            f"got {optimizer!r}"
+        ) from error
+    if not rate > 0:
+        raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
+
+
+def default_optimizer(steps: int, peak: float) -> optax.GradientTransformation:
+    """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
+    warmup = max(1, steps // 100)
+    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
+
+
+def _baseline(prepared: PyTree) -> Float[Array, "n m d"] | None:
+    """Estimates that are known to be unbiased, if the network is built on such."""
+    return prepared.baseline if isinstance(prepared, OnBaseline) else None
+
+
+def _all_finite(tree: PyTree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

@@ -1,0 +1,112 @@
+"""What training returns."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+from .._core.problem import Problem
+from .._core.types import Estimator
+from .._recipe.survey import Survey
+from .._serialise.registry import register
+from .input_range import TrainedOn
+
+
+@register(name="mvue.Outcome")
+class Outcome(enum.StrEnum):
+    """How training ended."""
+
+    FINISHED = "finished"
+    STOPPED_EARLY = "stopped early"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+
+@register(name="mvue.History")
+class History(dict[str, list[float]]):
+    """How training went: columns of equal length, one row for each validation.
+
+    ``step``; ``loss``, ``mse`` and ``squared_bias`` of the training batches since the row before;
+    the same on held-out unknowns (``held_out_loss`` ...), with standard errors; ``seconds``.
+    """
+
+    def add(self, row: dict[str, float]) -> None:
+        """Append a row."""
+        for name, value in row.items():
+            self.setdefault(name, []).append(value)
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The newest row; empty at the start."""
+        return {name: values[-1] for name, values in self.items()}
+
+    @property
+    def best(self) -> int | None:
+        """Index of the row with the lowest held-out loss; None if no loss was finite."""
+        scores = np.asarray(self.get("held_out_loss", []))
+        return int(np.nanargmin(scores)) if np.isfinite(scores).any() else None
+
+
+@register(name="mvue.Fit")
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A trained estimator and how it came about."""
+
+    estimator: Estimator
+    """A function of one measurement; batch it with `jax.vmap`."""
+    outcome: Outcome
+    """How training ended."""
+    step: int
+    """How many steps were done."""
+    weights: str
+    """Which weights the estimator has, in words."""
+    held_out: dict[str, float]
+    """Loss, MSE and squared bias of the estimator, with standard errors, on unknowns that neither
+    training nor the choice of weights has seen; averages over the prior that was trained on. On
+    fixed data, on the part that was held out, where the weights may have been chosen."""
+    history: History
+    """One row for each validation."""
+    seconds: float
+    """Wall time, compilation included."""
+    compile_seconds: float
+    """Wall time before the first step."""
+    nonfinite: int
+    """How many unknowns were replaced because a simulation of theirs was not finite."""
+    settings: dict[str, Any]
+    """What was trained, and how."""
+    survey: Survey | None
+    """What was decided about training; None where everything was given."""
+    problem: Problem | None = None
+    """What was simulated, with the prior that was trained on; None for training on data."""
+    trained_on: TrainedOn | None = None
+    """What the data looked like; None for training on simulations."""
+
+    def __str__(self) -> str:
+        s, seen = self.settings, self.held_out
+        lines = [
+            f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
+            f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
+            f"  loss      {s['loss']}; {s['batch']}",
+            f"  network   {s['network']}; {self.weights}",
+        ]
+        lines += [
+            f"  {'' if i else 'training':<9} {line}"
+            for i, line in enumerate(s["training"].splitlines())
+        ]
+        line = f"  held out  MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
+        if np.isfinite(seen["squared_bias"]):
+            line += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
+        lines.append(f"{line} ({s['held_out']})")
+        if self.nonfinite:
+            lines.append(
+                f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"
+            )
+        if self.outcome is Outcome.DIVERGED:
+            lines.append(
+                f"  warning   the loss or the weights were not finite at step {self.step + 1:,}: "
+                "try a smaller learning rate, or weights that even out the errors"
+            )
+        return "\n".join(lines)
+
+    __repr__ = __str__

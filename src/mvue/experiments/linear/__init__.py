@@ -1,0 +1,4 @@
+"""Experiments: linear models, where everything has a closed form.
+
+The bridge from LMMSE to WLS, and bias constraints as regularisation.
+"""
