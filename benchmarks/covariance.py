@@ -70,7 +70,7 @@ def _linear(layer: eqx.nn.Linear, k: int) -> torch.nn.Linear:
 
 
 def loss_of(estimates, y):
-    return mvue.bce_loss(estimates, y, bias_weight=BIAS_WEIGHT, penalty="plug-in")
+    return mvue.losses.bce_loss(estimates, y, bias_weight=BIAS_WEIGHT, penalty="plug-in")
 
 
 def in_jax(network: UnrolledCovariance, x: jax.Array, y: jax.Array) -> Callable[[int], float]:

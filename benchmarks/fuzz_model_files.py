@@ -11,8 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import fuzz_models
-import models
+from helpers import fuzz_models, models
 
 
 def main() -> None:

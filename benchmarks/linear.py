@@ -34,7 +34,7 @@ def main() -> None:
     if options.stream:
         print(peak_of_stream(options.stream, options.features, options.chunk))
         return
-    warnings.simplefilter("ignore", mvue.UnresolvedSignalWarning)
+    warnings.simplefilter("ignore", mvue.exceptions.UnresolvedSignalWarning)
     # Memory first: a child process starts with the peak of its parent.
     report_memory(rows, options.features, options.chunk)
     report_times(rows, options.features, options.chunk, options.rounds)

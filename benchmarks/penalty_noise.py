@@ -26,7 +26,7 @@ def loss(bias_weight):
 
 
 PLAIN = {"anchors": 0, "keep": "last"}
-ANNEALED = mvue.geometric(20.0, 100.0)
+ANNEALED = mvue.losses.geometric_schedule(20.0, 100.0)
 WAYS = {
     "λ = 100 throughout": (100.0, PLAIN),
     "λ from 20 to 100": (ANNEALED, PLAIN),
@@ -61,7 +61,7 @@ def run(way, seed):
     bias_weight, changes = WAYS[way]
     correction = "baseline" in changes
     network = CovarianceMLP(structure, correction=correction, key=jr.key(100 + seed))
-    settings = {"steps": STEPS, "batch_size": N, "replicates": M} | changes
+    settings = {"steps": STEPS, "batch_size": N, "repeats": M} | changes
     prior = structure.problem.prior
     fit = mvue.fit(
         structure.problem,

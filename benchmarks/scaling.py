@@ -13,12 +13,12 @@ from pathlib import Path
 
 SIZES = {
     "N, unknowns in a batch": ("batch", (64, 256, 1024, 4096)),
-    "M, measurements of each": ("replicates", (2, 8, 32, 128)),
+    "M, measurements of each": ("repeats", (2, 8, 32, 128)),
     "n, samples in a measurement": ("samples", (10, 40, 160, 640)),
     "d, unknowns to estimate": ("unknowns", (1, 4, 16, 64)),
     "steps": ("steps", (200, 400, 800, 1600)),
 }
-MIDDLE = {"batch": 256, "replicates": 8, "samples": 40, "unknowns": 4, "steps": 400}
+MIDDLE = {"batch": 256, "repeats": 8, "samples": 40, "unknowns": 4, "steps": 400}
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def slope(values: tuple[int, ...], costs: list[float]) -> float:
     return float(np.log(costs[-1] / costs[-2]) / np.log(values[-1] / values[-2]))
 
 
-def cost(batch: int, replicates: int, samples: int, unknowns: int, steps: int) -> tuple[float, int]:
+def cost(batch: int, repeats: int, samples: int, unknowns: int, steps: int) -> tuple[float, int]:
     """Seconds of a step, the best of three rounds, and bytes."""
     import equinox as eqx
     import jax
@@ -84,7 +84,7 @@ def cost(batch: int, replicates: int, samples: int, unknowns: int, steps: int) -
 
     network = Network(eqx.nn.MLP(2 * unknowns, unknowns, 64, 2, key=jr.key(0)))
     mesh = mesh_for(batch)
-    source = Simulations(problem, batch, replicates, mesh)
+    source = Simulations(problem, batch, repeats, mesh)
     program = Program(source, network, mvue.bce(10.0, weight=None), steps, None, "average")
     state = program.initial_state()
     arguments = (jr.key(1), program.arrays.constants, ())

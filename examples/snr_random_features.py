@@ -24,13 +24,15 @@ from mvue.problems import snr, snr_corrected_mle
 from mvue.sklearn import LinearBCE
 
 
-def main(units: int = 20_000, replicates: int = 8, repeats: int = 20_000) -> mvue.Report:
+def main(units: int = 20_000, unit_repeats: int = 8, repeats: int = 20_000) -> mvue.Report:
     """Fit, judge and print."""
     problem = snr(snr_prior=dist.LogUniform(1.5, 70.0))
-    draw = problem.draw(jr.key(0), units, replicates)
+    draw = problem.draw(jr.key(0), units, unit_repeats)
     features = np.asarray(jax.vmap(moment_features)(draw.x.reshape(-1, 50)), np.float64)
-    y = np.repeat(np.asarray(draw.y[:, 0], np.float64), replicates)
-    weights = np.repeat(np.asarray(jax.vmap(inverse_bound(problem, 1.5, 70.0))(draw.y)), replicates)
+    y = np.repeat(np.asarray(draw.y[:, 0], np.float64), unit_repeats)
+    weights = np.repeat(
+        np.asarray(jax.vmap(inverse_bound(problem, 1.5, 70.0))(draw.y)), unit_repeats
+    )
     weights /= weights.mean()  # weights count rows
 
     estimators = {"mle_corrected": snr_corrected_mle}

@@ -23,9 +23,14 @@ import jaxtyping
 # Before any test imports the library, so that annotations are enforced. Not where warnings point
 # to the line of the caller: the checks put frames in between.
 _source = Path(__file__).parents[1] / "src" / "mvue"
-_unchecked = {"sklearn", "_noise_spectrum", "_linear_path", "__init__", "__main__"}
-_checked = [f"mvue.{path.stem}" for path in _source.iterdir() if path.stem not in _unchecked]
-_hook = jaxtyping.install_import_hook(_checked, "strict.typechecker")
+_unchecked = ("sklearn", "_linear/spectrum", "_linear/path", "__init__", "__main__")
+_modules = (path.relative_to(_source).with_suffix("") for path in _source.rglob("*.py"))
+_checked = [
+    "mvue." + ".".join(module.parts)
+    for module in _modules
+    if not module.as_posix().startswith(_unchecked)
+]
+_hook = jaxtyping.install_import_hook(_checked, "helpers.strict.typechecker")
 
 import jax  # noqa: E402
 import jax.random as jr  # noqa: E402

@@ -1,125 +1,145 @@
-"""The structure of the library: layers, exports, and nothing done at import."""
+"""The structure of the library: rooms, direction of imports, exports, nothing done at import."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mvue
 
 PACKAGE = Path(mvue.__file__).parent
-LAYERS = [
-    {
-        "_types",
-        "_time_limit",
-        "_jit",
-        "_memory",
-        "_signals",
-        "_version",
-        "_threads",
-        "_registry",
-        "_small_matrices",
-        "_sorting",
-    },
-    {"_frozen", "_model_file", "_model_tree", "_devices"},
-    {
-        "_exchange",
-        "_losses",
-        "_problem",
-        "_theta_columns",
-        "_moments",
-        "_averaged",
-        "_progress",
-        "_checkpoint",
-        "_unit_rows",
-    },
-    {
-        "_statistics",
-        "_order",
-        "_draws",
-        "_smooth",
-        "_theta_features",
-        "_repeats",
-        "_compiled",
-        "_input_range",
-    },
-    {"_coordinates", "_compiled", "_executors", "_shard_files", "_unknowns", "_newton", "_anchor"},
-    {"_theta_range"},
-    {"_objectives", "_simulated", "_report", "_moment_totals", "_open_units", "_linear", "_look"},
-    {"_survey", "_filling", "_pools", "_simulations", "_fixed_data"},
-    {
-        "_fit",
-        "_blackbox",
-        "_baseline",
-        "_grouped_moments",
-        "_information",
-        "_quadrature",
-        "_biased_bound",
-    },
-    {"_networks", "_noise_spectrum", "_gaussian_information", "_score_sampling", "_support"},
-    {"_program", "_scalar_information"},
-    {"_loop", "_fisher"},
-    {"_fit_data"},
-    {"_train"},
-    {"_bounds", "_error_pieces"},
-    {"_assess", "_average", "_linear_path", "_refit", "_mle"},
-    {"_bootstrap", "_model"},
-    {"_saved", "_export", "_data_files"},
-    {"problems", "plot", "sklearn", "datasets", "distributed"},
-    {"report"},
-    {"experiments"},
-    {"_cli_models"},
-    {"cli"},
-    {"__main__"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+PROJECT = PACKAGE.parents[1]
 
 
-def module_of(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def direction():
+    """The rooms in the one line of CONTRIBUTING.md, level by level."""
+    (line,) = (
+        line
+        for line in (PROJECT / "CONTRIBUTING.md").read_text().splitlines()
+        if line.startswith("`exceptions → ")
+    )
+    return [level.split(", ") for level in line.strip("`").split(" → ")]
 
 
-def imports_at_top(path):
-    """Modules of the package that a file imports when it is itself imported."""
-    nested = len(path.relative_to(PACKAGE).parts) > 1
-    for node in ast.parse(path.read_text()).body:
-        if not isinstance(node, ast.ImportFrom):
+def room_of(path):
+    """The folder, or the file at the root, that a file belongs to; without the underscore."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py").lstrip("_")
+
+
+def imports(path):
+    """Modules of the package that a file imports, also inside of functions."""
+    here = path.relative_to(PACKAGE).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = list(here[: len(here) - node.level])
+                found = [*base, *(node.module or "").split(".")] if node.module else base
+            elif (node.module or "").split(".")[0] == "mvue":
+                found = node.module.split(".")[1:]
+            else:
+                continue
+            for name in node.names:
+                yield (*found, name.name)
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.startswith("mvue."):
+                    yield tuple(name.name.split(".")[1:])
+
+
+FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE) != Path("__init__.py")]
+FREE = {"version", "main__"}  # one number, and the door of ``python -m mvue``
+
+
+def test_imports_follow_the_one_line():
+    level = {room: i for i, rooms in enumerate(direction()) for room in rooms}
+    assert {room_of(p) for p in FILES} - FREE == set(level)
+    for path in FILES:
+        room = room_of(path)
+        if room in FREE:
             continue
-        if node.level == (2 if nested else 1) and node.module:
-            yield node.module
-        elif node.level == 0 and (node.module or "").startswith("mvue."):
-            yield node.module.split(".")[1]
+        for found in imports(path):
+            used = found[0].lstrip("_")
+            if used in (room, "version"):
+                continue
+            assert level[used] < level[room], f"{path.relative_to(PACKAGE)} imports {used}"
 
 
-def test_imports_go_down_only():
-    files = [p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name != "__init__.py"]
-    assert {module_of(p) for p in files} == set(LEVEL)
-    for path in files:
-        for used in imports_at_top(path):
-            name = used.split(".")[0]
-            assert LEVEL[name] < LEVEL[module_of(path)], f"{path.name} imports {name}"
+def test_no_two_files_import_each_other():
+    """Imports for type checkers alone do not count."""
+    module = {p: p.relative_to(PACKAGE).with_suffix("").parts for p in FILES}
+    by_name = {parts: p for p, parts in module.items()}
+    uses = {
+        path: {
+            by_name[parts]
+            for found in imports_at_run_time(path)
+            for parts in (found, found[:-1])
+            if parts in by_name and by_name[parts] != path
+        }
+        for path in FILES
+    }
+    done, open_files = set(), []
+
+    def visit(path):
+        assert path not in open_files, f"a cycle through {path.relative_to(PACKAGE)}"
+        if path in done:
+            return
+        open_files.append(path)
+        for used in uses[path]:
+            visit(used)
+        open_files.pop()
+        done.add(path)
+
+    for path in FILES:
+        visit(path)
 
 
-def test_experiments_use_public_names_only():
-    for path in (PACKAGE / "experiments").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                private = [part for part in node.module.split(".") if part.startswith("_")]
-                assert not (node.module.startswith("mvue") and private), path.name
+def imports_at_run_time(path):
+    """As `imports`, without those in blocks for type checkers and inside of functions."""
+    tree = ast.parse(path.read_text())
+    here = path.relative_to(PACKAGE).with_suffix("").parts
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
+            for name in node.names:
+                yield tuple(part for part in [*base, name.name] if part)
 
 
-def public_names():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+@pytest.mark.parametrize("room", sorted(PACKAGE.rglob("__init__.py")), ids=str)
+def test_rooms_are_small_and_say_what_they_are_for(room):
+    files = [p for p in room.parent.glob("*.py") if p.name != "__init__.py"]
+    assert 2 <= len(files) <= 10
+    doc = ast.get_docstring(ast.parse(room.read_text()))
+    assert doc
+    assert room.parent == PACKAGE or len(doc.splitlines()) >= 2
+
+
+def names_of(module):
+    """The names that a public module lists."""
+    tree = ast.parse(Path(module.__file__).read_text())
     return [
-        a.asname for n in tree.body if isinstance(n, ast.ImportFrom) and n.level for a in n.names
+        a.asname or a.name
+        for n in tree.body
+        if isinstance(n, ast.ImportFrom) and n.level
+        for a in n.names
     ]
 
 
+def test_the_root_has_about_thirty_names():
+    assert 25 <= len(names_of(mvue)) <= 42
+
+
 def test_every_public_name_is_documented():
-    reference = (PACKAGE.parents[1] / "docs" / "reference.md").read_text()
-    for name in public_names():
-        assert getattr(mvue, name).__doc__, f"{name} has no docstring"
-        assert name == "__version__" or f"::: mvue.{name}\n" in reference, f"{name} not in docs"
+    reference = (PROJECT / "docs" / "reference.md").read_text()
+    for module in (mvue, mvue.losses, mvue.nn):
+        for name in names_of(module):
+            assert getattr(module, name).__doc__, f"{name} has no docstring"
+            places = {f"::: {module.__name__}.{name}\n", f"::: mvue.{name}\n"}
+            shown = any(place in reference for place in places)
+            assert shown or name in {"__version__", "exceptions", "losses", "nn"}, name
+    for name, value in vars(mvue.exceptions).items():
+        assert not isinstance(value, type) or f"::: mvue.exceptions.{name}\n" in reference, name
 
 
 IMPORT_CHECK = """

@@ -15,7 +15,7 @@ def load(name):
     return module
 
 
-@pytest.mark.filterwarnings("ignore::mvue.UnresolvedSignalWarning")
+@pytest.mark.filterwarnings("ignore::mvue.exceptions.UnresolvedSignalWarning")
 def test_snr_by_random_features(capsys):
     report = load("snr_random_features").main(units=4_000, repeats=4_000)
     least_squares, unbiased = (report.summary(f"linear_{w}") for w in (0, 1000))

@@ -6,6 +6,8 @@ import sys
 SCRIPT = """
 import jax, jax.random as jr, numpy as np, numpyro.distributions as dist
 import mvue
+from mvue import losses
+from mvue import RunningAverage as Running
 
 prior = dist.Uniform(0.0, 1.0)
 problem = mvue.Problem(prior, lambda key, t: t + jr.normal(key, (2,)))
@@ -23,22 +25,22 @@ cases = [
     (lambda: mvue.fit(problem, key=key, keep="worst"), ValueError, "keep must be 'average'"),
     (lambda: mvue.fit(problem, key=key, optimizer="adam"), TypeError, "must be an Optax optimizer"),
     (lambda: mvue.fit(problem, key=key, loss="mse"), TypeError, "loss must be callable"),
-    (lambda: mvue.fit(problem, key=key, loss=mvue.mse), TypeError, "as loss(estimates, draw, prog"),
+    (lambda: mvue.fit(problem, key=key, loss=losses.emmse_loss), TypeError, "as loss(estimates, d"),
     (lambda: mvue.assess({1: np.mean}, problem, key=key), TypeError, "must be named by strings"),
     (lambda: mvue.fit(problem.simulate, key=key), TypeError, "problem must be a Problem"),
     (lambda: jax.jit(lambda k: mvue.fit(problem, key=k))(key), TypeError, "fit cannot be traced"),
     (lambda: mvue.bce(np.float32(-1)), ValueError, "bias_weight must be at least 0"),
     (lambda: mvue.bce("40"), TypeError, "bias_weight must be a number"),
     (lambda: mvue.bce(1.0, penalty="none"), ValueError, "penalty must be 'unbiased' or"),
-    (lambda: mvue.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
+    (lambda: losses.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
     (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable or a Fit, got float"),
     (lambda: mvue.assess(np.mean, problem, key=key, repeats=2.5), ValueError, "repeats must be"),
     (lambda: mvue.crb(3, 1.0), TypeError, "problem must be a Problem, got int"),
     (lambda: mvue.average(3.0, y), TypeError, "estimator must be callable or a Fit, got float"),
     (lambda: mvue.Average(3.0), TypeError, "estimator must be callable or a Fit, got float"),
     (lambda: mvue.average(np.sum, y, -1), ValueError, "axis must be a whole number"),
-    (lambda: mvue.Averaged.of(y, nonfinite="drop"), ValueError, "nonfinite must be 'error' or"),
-    (lambda: mvue.Averaged.of(y).merge(y), TypeError, "other must be an Averaged, got ndarray"),
+    (lambda: Running.of(y, nonfinite="drop"), ValueError, "nonfinite must be 'error' or"),
+    (lambda: Running.of(y).merge(y), TypeError, "other must be a RunningAverage, got ndarray"),
 ]
 for call, kind, message in cases:
     try:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from .._core.checks import check_count, describe_shapes
 from .._core.types import Estimator, Measurement
 from .._training.result import Fit
-from .running import Averaged, NonFinite, is_traced
+from .running import NonFinite, RunningAverage, is_traced
 
 CHUNK_NUMBERS = 2**20  # of measurements that are estimated from at a time
 LEAST_NUMBERS = 64  # counted for one measurement, as a network holds more than its input
@@ -53,7 +53,7 @@ class Average(eqx.Module):
         """The averaged estimate, (d,); arguments as in `averaged`."""
         return jnp.asarray(self.averaged(x, weights=weights, mask=mask).estimate)
 
-    def averaged(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Averaged:
+    def averaged(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> RunningAverage:
         """The averaged estimate with its standard error, ready to be merged with others.
 
         Args:
@@ -87,7 +87,7 @@ def average(
     mask: Any = None,
     nonfinite: NonFinite = "error",
     chunk_size: int | None = None,
-) -> Averaged:
+) -> RunningAverage:
     """Average an estimator over the measurements of one unknown, or of many unknowns.
 
     The result has the estimate, its standard error and the number of measurements; results of
@@ -137,7 +137,7 @@ def average(
         if weighed is not None:
             weights = weighed.reshape(*lead, *weighed.shape[1:])
         values = values.reshape(*lead, -1)
-        found = Averaged.of(values, weights, there, nonfinite=nonfinite)
+        found = RunningAverage.of(values, weights, there, nonfinite=nonfinite)
     if not is_traced(found):
         _check_any_left(found)
     return found
@@ -173,7 +173,7 @@ class _Sets:
             parts = [_checked_mask(f"mask[{i}]", one, (size,)) for i, (one, size) in pairs]
             self.there = np.concatenate(parts)
 
-    def averaged(self, values: Any, weighed: Any, nonfinite: NonFinite) -> Averaged:
+    def averaged(self, values: Any, weighed: Any, nonfinite: NonFinite) -> RunningAverage:
         """One average for each set, side by side."""
         results, begin = [], 0
         for i, size in enumerate(self.sizes):
@@ -182,7 +182,7 @@ class _Sets:
             weights = None if self.weights is None else self.weights[i]
             weights = weights if weighed is None else weighed[own]
             mask = None if self.there is None else self.there[own]
-            results.append(Averaged.of(values[own], weights, mask, nonfinite=nonfinite))
+            results.append(RunningAverage.of(values[own], weights, mask, nonfinite=nonfinite))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
 
 
@@ -270,7 +270,7 @@ def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
             raise ValueError(
                 f"{name} failed on one measurement of {describe_shapes(one)}: "
                 f"{type(error).__name__}: {error}. A function that JAX cannot trace can be called "
-                "beforehand, and what it returns averaged with mvue.Averaged.of"
+                "beforehand, and what it returns averaged with mvue.RunningAverage.of"
             ) from error
         shape = getattr(output, "shape", None)
         if shape is None or len(shape) > 1:
@@ -310,7 +310,7 @@ def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:
     return mask
 
 
-def _check_any_left(found: Averaged) -> None:
+def _check_any_left(found: RunningAverage) -> None:
     empty = np.asarray(found.count) == 0
     if empty.any():
         where = "" if empty.ndim == 0 else f" for {int(empty.sum())} of {empty.size} unknowns"

@@ -17,7 +17,7 @@ from jax.core import Tracer
 NonFinite = Literal["error", "skip"]
 
 
-class Averaged(eqx.Module):
+class RunningAverage(eqx.Module):
     """The average of some estimates so far: add estimates, merge two of them, read the result.
 
     Nothing is changed in place: `add` and `merge` return a new one. The result does not depend on
@@ -55,7 +55,7 @@ class Averaged(eqx.Module):
     """Sum of p_i p_j over i ≠ j."""
 
     @classmethod
-    def empty(cls, d: int) -> "Averaged":
+    def empty(cls, d: int) -> "RunningAverage":
         """The average of no estimates of d components: the start of a stream."""
         none, zeros = np.zeros((), np.int64), np.zeros(d)
         return cls(none, none, *(zeros,) * 7)
@@ -68,7 +68,7 @@ class Averaged(eqx.Module):
         mask: Any = None,
         *,
         nonfinite: NonFinite = "error",
-    ) -> "Averaged":
+    ) -> "RunningAverage":
         """The average of many estimates at once.
 
         Args:
@@ -114,7 +114,7 @@ class Averaged(eqx.Module):
         equal = weights is None and mask is None and nonfinite == "error"
         return cls(used, skipped, *_totals(xp, xp.where(there, values, 0.0), w, equal=equal))
 
-    def add(self, estimate: Any, weight: Any = 1.0) -> "Averaged":
+    def add(self, estimate: Any, weight: Any = 1.0) -> "RunningAverage":
         """With one more estimate, (d,), of a weight that is a number or one for each component."""
         xp, (value, w) = _arrays(estimate, weight)
         shape = self.mean.shape
@@ -125,12 +125,12 @@ class Averaged(eqx.Module):
         if w.shape not in ((), shape):
             raise ValueError(f"weight must be a number or of shape {shape}, got {w.shape}")
         one = xp.broadcast_to(w, shape)[..., None, :]
-        return self.merge(Averaged.of(value[..., None, :], one))
+        return self.merge(RunningAverage.of(value[..., None, :], one))
 
-    def merge(self, other: "Averaged") -> "Averaged":
+    def merge(self, other: "RunningAverage") -> "RunningAverage":
         """Of the estimates of both."""
-        if not isinstance(other, Averaged):
-            raise TypeError(f"other must be an Averaged, got {type(other).__name__}")
+        if not isinstance(other, RunningAverage):
+            raise TypeError(f"other must be a RunningAverage, got {type(other).__name__}")
         if self.mean.shape != other.mean.shape:
             raise ValueError(
                 f"other must be of the same shape, {self.mean.shape}, got {other.mean.shape}"
@@ -145,7 +145,7 @@ class Averaged(eqx.Module):
         parts = zip(a._moved(-of_b * apart), b._moved(of_a * apart), strict=True)
         squared, tilt, spread = (of_a**2 * one + of_b**2 * two for one, two in parts)
         cross = of_a**2 * a.share_cross + of_b**2 * b.share_cross + 2 * of_a * of_b
-        return Averaged(
+        return RunningAverage(
             self.count + other.count,
             self.skipped + other.skipped,
             total,
@@ -187,11 +187,12 @@ class Averaged(eqx.Module):
 
     def __str__(self) -> str:
         if np.ndim(self.count):
-            return f"Averaged: {np.size(self.count):,} averages of {self.mean.shape[-1]} components"
+            d = self.mean.shape[-1]
+            return f"RunningAverage: {np.size(self.count):,} averages of {d} components"
         pairs = zip(self.estimate, self.standard_error, strict=True)
         values = ", ".join(f"{value:.6g} ± {error:.2g}" for value, error in pairs)
         skipped = f", {int(self.skipped):,} not finite and left out" if self.skipped else ""
-        return f"Averaged: {values} ({int(self.count):,} estimates{skipped})"
+        return f"RunningAverage: {values} ({int(self.count):,} estimates{skipped})"
 
 
 def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> tuple[Any, ...]:

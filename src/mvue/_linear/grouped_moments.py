@@ -159,10 +159,10 @@ class GroupedMoments:
             y: shape (N, d).
         """
         x, y = np.asarray(x), np.asarray(y, np.float64)
-        n, replicates, p = x.shape
-        starts = np.arange(0, n * replicates + 1, replicates)
+        n, repeats, p = x.shape
+        starts = np.arange(0, n * repeats + 1, repeats)
         rows = UnitRows(None, starts, np.empty(0, np.uint64), y)
-        self.add_grouped(x.reshape(n * replicates, p), rows)
+        self.add_grouped(x.reshape(n * repeats, p), rows)
 
     def add_grouped(self, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None = None) -> None:
         """Add rows of complete units that were grouped before; nothing is kept of each unit."""

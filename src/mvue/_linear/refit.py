@@ -111,7 +111,7 @@ def refit_last_layer(
     weight: Callable[[Any], Any] | None = None,
     features: Callable[[Measurement], Array] | None = None,
     units: int = 20_000,
-    replicates: int = 8,
+    repeats: int = 8,
 ) -> LinearReadout:
     """Replace the last linear layer by the bias constrained one, in closed form.
 
@@ -133,7 +133,7 @@ def refit_last_layer(
         features: ``features(x) -> (p,)``, for networks of another form: what the last layer
             is to see.
         units: unknowns to simulate.
-        replicates: measurements of each.
+        repeats: measurements of each.
     """
     check_bias_weight(bias_weight, finite=False)
     estimator = estimator.estimator if isinstance(estimator, Fit) else estimator
@@ -150,7 +150,7 @@ def refit_last_layer(
     if isinstance(problem_or_data, Draw):
         source = _fixed(problem_or_data, width)
     else:
-        source = _simulated(problem_or_data, key, units, replicates, width)
+        source = _simulated(problem_or_data, key, units, repeats, width)
     moments, bad, seen = _moments(source, rows)
     if bad:
         warnings.warn(
@@ -229,28 +229,26 @@ class _Source(NamedTuple):
     """How many unknowns each has, and what they have in common."""
 
 
-def _simulated(
-    problem: Problem, key: Key | None, units: int, replicates: int, width: int
-) -> _Source:
+def _simulated(problem: Problem, key: Key | None, units: int, repeats: int, width: int) -> _Source:
     """Fresh simulations."""
     if key is None:
         raise ValueError("key must be given to simulate a problem, got None")
     check_count("units", units, least=2)
-    check_count("replicates", replicates, least=2)
+    check_count("repeats", repeats, least=2)
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    size = int(np.clip(PIECE_NUMBERS // (replicates * max(numbers, width)), 1, units))
+    size = int(np.clip(PIECE_NUMBERS // (repeats * max(numbers, width)), 1, units))
     key = key_for("refit", key)
     pieces = [(size, functools.partial(jr.fold_in, key, i)) for i in range(-(-units // size))]
-    return _Source(lambda number, key: problem.draw_unit(key, number, replicates), pieces)
+    return _Source(lambda number, key: problem.draw_unit(key, number, repeats), pieces)
 
 
 def _fixed(data: Draw, width: int) -> _Source:
     """Data that are there."""
-    n, replicates = jax.tree.leaves(data.x)[0].shape[:2]
-    if replicates < 2:
+    n, repeats = jax.tree.leaves(data.x)[0].shape[:2]
+    if repeats < 2:
         raise ValueError("data must have at least 2 measurements of each unknown, got 1")
-    size = max(1, PIECE_NUMBERS // (replicates * width))
+    size = max(1, PIECE_NUMBERS // (repeats * width))
 
     def piece(start: int) -> Draw:
         return jax.tree.map(lambda leaf: leaf[start : start + size], data)

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import equinox as eqx
@@ -25,6 +25,8 @@ class Entry(NamedTuple):
     """Whether some of the fields may be absent."""
     check: Callable[[Any], None] | None
     """Refuses an instance that was loaded and cannot be, with a ValueError."""
+    renamed: Mapping[str, str] = {}
+    """Names that fields had in older files, and those that they have now."""
 
     def take(self, value: Any) -> dict[str, Any]:
         """The fields of an instance."""
@@ -72,6 +74,7 @@ def register(
     name: str | None = None,
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> T: ...
 @overload
 def register(
@@ -80,6 +83,7 @@ def register(
     name: str | None = None,
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Callable[[T], T]: ...
 def register(
     target: Any = None,
@@ -87,6 +91,7 @@ def register(
     name: str | None = None,
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Any:
     """Let a class or a function of your own stand in model files; a decorator.
 
@@ -103,9 +108,10 @@ def register(
         check: called with an instance that was loaded, whose constructor has not run; raises a
             ValueError if its arrays do not fit together. For classes that make more of their
             arrays than the size of a file allows.
+        renamed: names that fields had when older files were saved, and their present names.
     """
     if target is None:
-        return lambda later: register(later, name=name, fields=fields, check=check)
+        return lambda later: register(later, name=name, fields=fields, check=check, renamed=renamed)
     kept = _fields_of(target, fields)
     name = name or _public_name(target)
     known = _BY_NAME.get(name)
@@ -117,7 +123,7 @@ def register(
         raise ValueError(
             f"name {name!r} is that of another class or function, {known.target!r}: give name="
         )
-    entry = Entry(name, target, kept, fields is not None, check)
+    entry = Entry(name, target, kept, fields is not None, check, renamed or {})
     _BY_NAME[name] = entry
     _BY_TARGET.setdefault(id(target), entry)
     return target

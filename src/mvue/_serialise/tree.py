@@ -207,6 +207,7 @@ class Decoder:
     def _instance(self, node: Node, depth: int) -> Any:
         entry = _entry(node["type"])
         given = _dictionary(node["fields"])
+        given = {entry.renamed.get(name, name): child for name, child in given.items()}
         if not inspect.isclass(entry.target):
             raise BrokenTreeError(f"{entry.name} is not a class")
         expected = {"value"} if entry.fields is None else set(entry.fields)

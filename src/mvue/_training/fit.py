@@ -27,7 +27,6 @@ from ..losses._objectives import Loss, bce
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
 from .control_variate import Control, ThetaFeatures
-from .fit_data import fit_data
 from .loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
 from .program import Keep, Program
 from .result import Fit
@@ -38,7 +37,7 @@ WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything els
 
 
 def fit(
-    problem: Problem | Repeats | SimulatedData,
+    problem: Problem,
     network: Estimator | None = None,
     loss: Loss | Callable[[Any, Draw, Any], Any] | None = None,
     *,
@@ -47,7 +46,7 @@ def fit(
     training_prior: Any = None,
     steps: int = 6_000,
     batch_size: int = 128,
-    replicates: int = 8,
+    repeats: int = 8,
     anchors: int = 6,
     optimizer: Any = None,
     keep: Keep = "average",
@@ -59,15 +58,15 @@ def fit(
 ) -> Fit:
     """Train an estimator on fresh simulations.
 
-    Every step draws `batch_size` unknowns and `replicates` measurements of each. Ctrl-C ends
+    Every step draws `batch_size` unknowns and `repeats` measurements of each. Ctrl-C ends
     training after the current piece and returns what is there.
 
     What is not given is decided by a recipe that starts with a `survey` of the problem; its
     decisions stand in the `Fit`.
 
     Args:
-        problem: what to estimate; its prior says which unknowns are of interest. Or fixed data:
-            `fit_data` with these sizes of batches, and without what needs fresh simulations.
+        problem: what to estimate; its prior says which unknowns are of interest. `fit_data`
+            takes fixed data.
         network: a function of one measurement with trainable arrays (an Equinox module) that
             returns y, used as it is; see `standardize`. By default one that corrects a closed-form
             estimate, in units of the error to expect.
@@ -81,7 +80,7 @@ def fit(
             `survey`); for other losses the prior of the problem.
         steps: how many updates.
         batch_size: N, unknowns in a batch.
-        replicates: M, measurements of each unknown.
+        repeats: M, measurements of each unknown.
         anchors: how many times, at equal distances, the bias of the estimator is measured on many
             simulations, as a smooth function of theta. What remains of its errors is noise, and
             is taken out of the penalty of the steps that follow. 0 for never; losses other than
@@ -103,40 +102,23 @@ def fit(
     """
     refuse_tracing(key)
     if isinstance(problem, (Repeats, SimulatedData)):
-        if baseline is not None or training_prior is not None:
-            raise TypeError("baseline and training_prior need a Problem to simulate, got data")
-        return fit_data(
-            problem,
-            network,
-            loss,  # type: ignore[arg-type]
-            key=key,
-            steps=steps,
-            batch_rows=batch_size,
-            batch_units=batch_size,
-            max_repeats=replicates,
-            optimizer=optimizer,
-            validations=validations,
-            patience=patience,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            progress=progress,
+        raise TypeError(
+            f"problem must be a Problem, got data ({type(problem).__name__}): use fit_data"
         )
     if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem must be a Problem, or data for fit_data, got {type(problem).__name__}"
-        )
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
     schedule.check(keep, optimizer)
     check_count("batch_size", batch_size)
-    check_count("replicates", replicates)
+    check_count("repeats", repeats)
     check_count("anchors", anchors, least=0)
     loss = bce() if loss is None else loss
     if not callable(loss):
         raise TypeError(f"loss must be callable, such as mvue.bce(40.0), got {loss!r}")
-    least = getattr(loss, "min_replicates", 1)
-    if replicates < least:
+    least = getattr(loss, "min_repeats", 1)
+    if repeats < least:
         raise ValueError(
-            f"replicates must be at least {least} for this loss, got {replicates}: a bias cannot "
+            f"repeats must be at least {least} for this loss, got {repeats}: a bias cannot "
             "be seen in one measurement of each unknown"
         )
     if training_prior is not None:
@@ -148,7 +130,7 @@ def fit(
             check_estimator(name, function, x, y.shape[0])
     weighted_by = getattr(loss, "weighted_by", None)
     trial = weighted_by(lambda _: jnp.ones(y.shape[0])) if weighted_by else loss
-    _check_loss(problem, batch_size, replicates, trial)
+    _check_loss(problem, batch_size, repeats, trial)
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
@@ -173,22 +155,22 @@ def fit(
     control, weights = None, getattr(loss, "penalty_weights", None)
     if weights and (anchors or baseline is not None):
         control = Control(ThetaFeatures(problem, features_key), weights)
-    source = Simulations(problem, batch_size, replicates, mesh_for(batch_size))
+    source = Simulations(problem, batch_size, repeats, mesh_for(batch_size))
     program = Program(source, network, loss, steps, optimizer, keep, control)
     if baseline is not None:
         _check_baseline(program, pilot_key)
     settings = {
-        "loss": describe_loss(loss, replicates),
+        "loss": describe_loss(loss, repeats),
         "training": str(seen) if chooses_prior else "drawn from the prior that was given",
         "network": describe_network(network) + (" on a baseline" if baseline is not None else ""),
         "steps": steps,
         "batch_size": batch_size,
-        "replicates": replicates,
+        "repeats": repeats,
         "anchors": anchors if control else 0,
         "keep": keep,
         "validations": validations,
         "patience": patience,
-        "batch": f"N = {batch_size}, M = {replicates}",
+        "batch": f"N = {batch_size}, M = {repeats}",
         "held_out": "averages over the unknowns trained on",
     }
     trained = train(
@@ -241,10 +223,10 @@ def _check_weight(problem: Problem, loss: Callable[..., Any]) -> None:
 
 
 def _check_loss(
-    problem: Problem, batch_size: int, replicates: int, loss: Callable[[Any, Draw, Any], Any]
+    problem: Problem, batch_size: int, repeats: int, loss: Callable[[Any, Draw, Any], Any]
 ) -> None:
-    draw = jax.eval_shape(lambda: problem.draw(jr.key(0), batch_size, replicates))
-    shape = (batch_size, replicates, draw.y.shape[1])
+    draw = jax.eval_shape(lambda: problem.draw(jr.key(0), batch_size, repeats))
+    shape = (batch_size, repeats, draw.y.shape[1])
     estimates = jax.ShapeDtypeStruct(shape, draw.y.dtype)
     try:
         value = jax.eval_shape(loss, estimates, draw, jax.ShapeDtypeStruct((), jnp.float32))

@@ -50,7 +50,7 @@ def fit_data(
     steps: int = 3_000,
     batch_rows: int = 256,
     batch_units: int = 32,
-    max_repeats: int = 64,
+    repeats: int = 64,
     optimizer: Any = None,
     keep: Keep | None = None,
     validations: int = 100,
@@ -79,7 +79,7 @@ def fit_data(
         steps: how many updates.
         batch_rows: rows in a batch.
         batch_units: units in a batch.
-        max_repeats: rows of one unit at most; of larger units, a random part is taken each time.
+        repeats: rows of one unit at most; of larger units, a random part is taken each time.
         optimizer: as in `fit`.
         keep: as in `fit`; by default the best on held-out data, or an average if there are none.
         validations: as in `fit`.
@@ -104,7 +104,7 @@ def fit_data(
     for name, value in (
         ("batch_rows", batch_rows),
         ("batch_units", batch_units),
-        ("max_repeats", max_repeats),
+        ("repeats", repeats),
     ):
         check_count(name, value)
     keys = jr.split(key_for("fit_data", key), 4)
@@ -119,11 +119,11 @@ def fit_data(
     check_estimator("network", network, x, training.y.shape[1])
     lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
     if lam > 0:
-        check_count("max_repeats", max_repeats, least=2)
-    penalty = _checked_penalty(terms, lam, prepared, max_repeats, network)
+        check_count("repeats", repeats, least=2)
+    penalty = _checked_penalty(terms, lam, prepared, repeats, network)
     sizes = training.sizes
     # In round numbers, so that the parts of a cross-validation are trained by one program.
-    repeats = int(min(max_repeats, rounded_up(int(sizes.max()), 16)))
+    repeats = int(min(repeats, rounded_up(int(sizes.max()), 16)))
     units = batch_units if lam > 0 else 0
     mesh = mesh_for(batch_rows + units * repeats)
     source = FixedData(training.y.shape[1], batch_rows, units, repeats, mesh)
@@ -203,7 +203,7 @@ def _terms_of(loss: Any) -> Terms:
 
 
 def _checked_penalty(
-    terms: Terms, lam: float, prepared: Prepared, max_repeats: int, network: Any
+    terms: Terms, lam: float, prepared: Prepared, repeats: int, network: Any
 ) -> Penalty:
     """The penalty to use, if it is safe."""
     if lam == 0:
@@ -229,7 +229,7 @@ def _checked_penalty(
     if terms.penalty != "unbiased":
         return "plug-in"
     repeated = sizes[penalised_units(sizes)]
-    seen = np.minimum(repeated, max_repeats)
+    seen = np.minimum(repeated, repeats)
     limit = (len(repeated) * repeated * (seen - 1)).min() / sizes.sum()
     weights = count_weights(network)
     units = prepared.rows * len(sizes) / sizes.sum()

@@ -24,14 +24,14 @@ class Simulations:
     Args:
         problem: what to simulate.
         batch_size: N.
-        replicates: M.
+        repeats: M.
         mesh: the devices that simulate.
     """
 
     def __init__(
-        self, problem: Problem, batch_size: int, replicates: int, mesh: Mesh | None = None
+        self, problem: Problem, batch_size: int, repeats: int, mesh: Mesh | None = None
     ) -> None:
-        self.problem, self.batch_size, self.replicates = problem, batch_size, replicates
+        self.problem, self.batch_size, self.repeats = problem, batch_size, repeats
         self.mesh = mesh
         self.sizes = {"batch_size": batch_size}
         self.d = problem.shapes()[1].shape[0]
@@ -46,7 +46,7 @@ class Simulations:
         mesh = self.mesh if self.mesh is not None and units % self.mesh.size == 0 else None
 
         def unit(i: Array, key: Key) -> Draw:
-            return self.problem.draw_unit(key, i, self.replicates)
+            return self.problem.draw_unit(key, i, self.repeats)
 
         return _replace_nonfinite(divided(unit, mesh, units, key))
 

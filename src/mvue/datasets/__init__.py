@@ -1,4 +1,7 @@
-"""Public measurements to learn from, downloaded on first use and kept on this machine."""
+"""Public measurements to learn from, downloaded on first use and kept on this machine.
+
+A new data set belongs here: its source, checksum and reader.
+"""
 
 from ._cifar10 import CIFAR10 as CIFAR10
 from ._cifar10 import cifar10 as cifar10

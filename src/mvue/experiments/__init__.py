@@ -1,4 +1,7 @@
-"""Experiments that anyone can repeat with one command, one module each."""
+"""Experiments that anyone can repeat with one command.
+
+One file each, or one folder with its helpers inside; a new experiment belongs here.
+"""
 
 from ._common import Experiment as Experiment
 from ._common import InterruptedRunError as InterruptedRunError

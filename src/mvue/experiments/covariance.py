@@ -27,7 +27,7 @@ RANGES = {"in_distribution": 1.0, "out_of_distribution": 0.1}
 TIMED_MEASUREMENTS = 10_000
 SHOWN = ("emmse", "norm", "bce_paper", "bce", "mle", "masked_sample_covariance")
 """Estimators of the scatter plot; the table has all."""
-PAPER_BATCH = {"batch_size": 1, "replicates": 20}
+PAPER_BATCH = {"batch_size": 1, "repeats": 20}
 
 DEVIATIONS = (
     "The positions of the off-diagonal unknowns and the range of the second test, 0 to 0.1, are "
@@ -89,9 +89,9 @@ def train(run: Run, structure: StructuredCovariance) -> dict[str, mvue.Fit]:
     rivals = networks(run, structure, network_key)
     losses = {
         "emmse": mvue.emmse(),
-        "norm": mvue.norm(structure.fisher),
-        "relative_mse": mvue.relative_mse(structure.crb),
-        "bias_reduced": mvue.bias_reduced(structure.crb),
+        "norm": mvue.losses.fisher_mse(structure.fisher),
+        "relative_mse": mvue.losses.relative_mse(structure.crb),
+        "bias_reduced": mvue.losses.bias_reduced(structure.crb),
         "bce_paper": mvue.bce(1000.0, penalty="plug-in", weight=None),
     }
     fits = {
@@ -111,7 +111,7 @@ def train(run: Run, structure: StructuredCovariance) -> dict[str, mvue.Fit]:
         "training_prior": problem.prior,
         "steps": s.steps,
         "batch_size": 256,
-        "replicates": 4,
+        "repeats": 4,
     }
     plain = CovarianceMLP(structure, key=network_key)
     correction = CovarianceMLP(structure, correction=True, key=network_key)

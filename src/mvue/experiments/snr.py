@@ -56,7 +56,7 @@ class Settings:
     """Measurements at each value in the assessment."""
     bias_weight: float = 40.0
     batch_size: int = 64
-    replicates: int = 16
+    batch_repeats: int = 16
     learning_rate: float = 5e-3
     training_range: tuple[float, float] = (1.5, 70.0)
     """Our estimator trains beyond the range it is judged on; at its own edges it is biased."""
@@ -89,7 +89,7 @@ def refine_crude_estimate(x: Float[Array, " n"], z: Float[Array, " 1"]) -> Float
     return crude * (1 + z) - 2
 
 
-def build_network(problem: mvue.Problem, key: Array) -> mvue.Standardized:
+def build_network(problem: mvue.Problem, key: Array) -> mvue.nn.Standardized:
     """One hidden layer on the moment features."""
     network_key, pilot_key = jr.split(key)
     return mvue.standardize(
@@ -127,7 +127,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
         training_prior=problem.prior,
         steps=s.paper_steps,
         batch_size=10,
-        replicates=100,
+        repeats=100,
         optimizer=s.paper_learning_rate,
     )
     bce = run.fit("bce", **bce_recipe(s, network_key), key=bce_key)
@@ -137,7 +137,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
 def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
     """Arguments of `fit` for the posterior mean.
 
-    The mean squared error needs no replicates: as many simulations, all of new unknowns.
+    The mean squared error needs no repeats: as many simulations, all of new unknowns.
     """
     problem = snr()
     return {
@@ -146,7 +146,7 @@ def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
         "loss": mvue.emmse(),
         "steps": s.paper_steps,
         "batch_size": 1000,
-        "replicates": 1,
+        "repeats": 1,
         "optimizer": s.paper_learning_rate,
     }
 
@@ -165,7 +165,7 @@ def bce_recipe(s: Settings, key: Array) -> dict[str, Any]:
         "training_prior": problem.prior,
         "steps": s.steps,
         "batch_size": s.batch_size,
-        "replicates": s.replicates,
+        "repeats": s.batch_repeats,
         "optimizer": s.learning_rate,
     }
 

@@ -14,7 +14,7 @@ AnyArray: TypeAlias = Any
 Penalty: TypeAlias = Literal["unbiased", "plug-in"]
 
 
-def mse(estimates: AnyArray, y: AnyArray, *, weights: AnyArray | None = None) -> AnyArray:
+def emmse_loss(estimates: AnyArray, y: AnyArray, *, weights: AnyArray | None = None) -> AnyArray:
     """Mean squared error: the mean over unknowns and measurements of ‖estimate − y‖².
 
     Args:
@@ -43,7 +43,7 @@ def squared_bias(
         estimates: shape (N, M, d), M at least 2.
         y: shape (N, d).
         penalty: which of the two estimates of the squared bias.
-        weights: as in `mse`.
+        weights: as in `emmse_loss`.
     """
     return _weighted_mean(unit_squared_bias(_errors(estimates, y), penalty), weights)
 
@@ -65,7 +65,7 @@ def bce_loss(
         bias_weight: λ ≥ 0, finite.
         penalty: ``"unbiased"`` for freshly simulated batches; ``"plug-in"`` as in the paper,
             and for fixed data, where the unbiased one has no lower bound once λ > M − 1.
-        weights: as in `mse`; multiplies both terms.
+        weights: as in `emmse_loss`; multiplies both terms.
         noise: a part of the estimates that is known to have mean zero for each unknown, shape
             (N, M, d): left out of the penalty, whose expectation stays and whose noise falls.
     """
@@ -80,20 +80,20 @@ def bce_loss(
     return loss + bias_weight * _weighted_mean(unit_squared_bias(errors, penalty), weights)
 
 
-def effective_bias_weight(bias_weight: float, replicates: int) -> float:
+def effective_bias_weight(bias_weight: float, repeats: int) -> float:
     """The λ at which the exact loss has the minimiser of the plug-in loss: λ(M−1)/(M+λ) < M.
 
     The plug-in penalty counts variance/M as bias, so a large λ acts as no more than M − 1.
     """
     check_bias_weight(bias_weight, finite=False)
-    if replicates < 1:
-        raise ValueError(f"replicates must be at least 1, got {replicates}")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
     if math.isinf(bias_weight):
-        return float(replicates - 1)
-    return bias_weight * (replicates - 1) / (replicates + bias_weight)
+        return float(repeats - 1)
+    return bias_weight * (repeats - 1) / (repeats + bias_weight)
 
 
-def fisher_weighted_mse(estimates: AnyArray, y: AnyArray, fisher: AnyArray) -> AnyArray:
+def fisher_mse_loss(estimates: AnyArray, y: AnyArray, fisher: AnyArray) -> AnyArray:
     """Mean of eᵀ F e, the error measured in the metric of the Fisher information ("NORM").
 
     Args:
@@ -108,7 +108,7 @@ def fisher_weighted_mse(estimates: AnyArray, y: AnyArray, fisher: AnyArray) -> A
     return xp.mean(xp.sum((errors @ fisher) * errors, axis=-1))
 
 
-def mse_over_crb(estimates: AnyArray, y: AnyArray, crb: AnyArray) -> AnyArray:
+def relative_mse_loss(estimates: AnyArray, y: AnyArray, crb: AnyArray) -> AnyArray:
     """Mean of squared error / Cramér-Rao bound: 1 for an efficient unbiased estimator.
 
     Args:
@@ -159,18 +159,18 @@ def unit_mse(errors: AnyArray) -> AnyArray:
 def unit_squared_bias(errors: AnyArray, penalty: Penalty) -> AnyArray:
     """Squared bias of each unknown and component, (N, M, d) -> (N, d)."""
     xp = array_namespace(errors)
-    replicates = errors.shape[1]
-    if replicates < 2:
+    repeats = errors.shape[1]
+    if repeats < 2:
         raise ValueError(
-            f"the squared bias needs replicates (axis 1 of estimates) of at least 2, got "
-            f"{replicates}: draw at least two measurements of each unknown, or set bias_weight=0"
+            f"the squared bias needs repeats (axis 1 of estimates) of at least 2, got "
+            f"{repeats}: draw at least two measurements of each unknown, or set bias_weight=0"
         )
     mean = xp.mean(errors, axis=1)
     if penalty == "plug-in":
         return mean * mean
     if penalty == "unbiased":
         # Products of two different measurements' errors: all products less the squares.
-        return (replicates * mean * mean - unit_mse(errors)) / (replicates - 1)
+        return (repeats * mean * mean - unit_mse(errors)) / (repeats - 1)
     raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
 
 
@@ -229,7 +229,7 @@ def _errors(estimates: AnyArray, y: AnyArray) -> AnyArray:
         ) from error
     if estimates.ndim != 3:
         raise ValueError(
-            f"estimates must have shape (N, M, d): unknowns, replicates, components; got shape "
+            f"estimates must have shape (N, M, d): unknowns, repeats, components; got shape "
             f"{tuple(estimates.shape)}"
         )
     n, _, d = estimates.shape

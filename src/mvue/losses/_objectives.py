@@ -20,9 +20,9 @@ from ._functions import (
     bias_reduced_loss,
     check_bias_weight,
     effective_bias_weight,
-    fisher_weighted_mse,
-    mse,
-    mse_over_crb,
+    emmse_loss,
+    fisher_mse_loss,
+    relative_mse_loss,
 )
 
 Schedule = Callable[[Any], Any]
@@ -61,8 +61,8 @@ class Loss:
     evaluate: Callable[..., Any]
     """``(estimates, draw, progress) -> scalar``."""
     describe: Callable[[int], str]
-    """The loss in words, for M replicates."""
-    min_replicates: int = 1
+    """The loss in words, for M repeats."""
+    min_repeats: int = 1
     any_prior: bool = False
     """Whether the best estimator is the same for every prior, so that `fit` may choose one."""
     weighted_by: Callable[[Callable[[Theta], Any]], "Loss"] | None = None
@@ -131,7 +131,7 @@ def _bce(
     weighting: str,
 ) -> Loss:
     if bias_weight is None:
-        bias_weight = geometric(*DEFAULT_BIAS_WEIGHTS)
+        bias_weight = geometric_schedule(*DEFAULT_BIAS_WEIGHTS)
     if not callable(bias_weight):
         check_bias_weight(bias_weight)
     if penalty not in ("unbiased", "plug-in"):
@@ -148,7 +148,7 @@ def _bce(
             noise=noise,
         )
 
-    def describe(replicates: int) -> str:
+    def describe(repeats: int) -> str:
         if callable(bias_weight):
             start, stop = float(bias_weight(0.0)), float(bias_weight(1.0))
             text = f"BCE, λ from {start:g} to {stop:g}, {penalty} penalty"
@@ -156,9 +156,7 @@ def _bce(
             start = stop = bias_weight
             text = f"BCE, λ = {stop:g}, {penalty} penalty"
         if penalty == "plug-in":
-            text += (
-                f" (acts as λ = {effective_bias_weight(stop, replicates):.3g} at M = {replicates})"
-            )
+            text += f" (acts as λ = {effective_bias_weight(stop, repeats):.3g} at M = {repeats})"
         return text + (f", {weighting}" if weighting else "")
 
     needs_pairs = callable(bias_weight) or float(bias_weight) > 0
@@ -168,7 +166,7 @@ def _bce(
     return Loss(
         evaluate,
         describe,
-        min_replicates=least,
+        min_repeats=least,
         any_prior=needs_pairs,
         penalty_weights=weights_of if reducible else None,
     )
@@ -183,13 +181,13 @@ def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:
 
     def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
         del progress
-        return mse(estimates, draw.y, weights=_weights(weight, draw))
+        return emmse_loss(estimates, draw.y, weights=_weights(weight, draw))
 
     terms = Terms(Constant(0.0), True, None, weight)
     return Loss(evaluate, lambda _: "EMMSE" + (", weighted" if weight else ""), terms=terms)
 
 
-def norm(fisher: Callable[[Theta], Any]) -> Loss:
+def fisher_mse(fisher: Callable[[Theta], Any]) -> Loss:
     """Mean squared error in the metric of the Fisher information.
 
     Args:
@@ -198,7 +196,7 @@ def norm(fisher: Callable[[Theta], Any]) -> Loss:
 
     def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
         del progress
-        return fisher_weighted_mse(estimates, draw.y, jax.vmap(fisher)(draw.theta))
+        return fisher_mse_loss(estimates, draw.y, jax.vmap(fisher)(draw.theta))
 
     return Loss(evaluate, lambda _: "Fisher-weighted MSE (NORM)")
 
@@ -212,7 +210,7 @@ def relative_mse(crb: Callable[[Theta], Any]) -> Loss:
 
     def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
         del progress
-        return mse_over_crb(estimates, draw.y, _variances(crb, draw))
+        return relative_mse_loss(estimates, draw.y, _variances(crb, draw))
 
     return Loss(evaluate, lambda _: "MSE / CRB")
 
@@ -234,10 +232,12 @@ def bias_reduced(
             estimates, draw.y, _variances(crb, draw), hinge_weight=hinge_weight, threshold=threshold
         )
 
-    return Loss(evaluate, lambda _: "bias²/CRB + variance hinge", min_replicates=2)
+    return Loss(evaluate, lambda _: "bias²/CRB + variance hinge", min_repeats=2)
 
 
-def geometric(start: float, stop: float, *, begin: float = 0.0, end: float = 1.0) -> Schedule:
+def geometric_schedule(
+    start: float, stop: float, *, begin: float = 0.0, end: float = 1.0
+) -> Schedule:
     """A bias weight that grows by equal factors from `start` to `stop`.
 
     Args:

@@ -1,4 +1,7 @@
-"""Problems to learn from: simulators with their bounds and classical estimators."""
+"""Problems to learn from: simulators with their bounds and classical estimators.
+
+One file or one folder for a family; a new problem belongs here.
+"""
 
 from ._covariance.basis import sparse_basis as sparse_basis
 from ._covariance.basis import toeplitz_basis as toeplitz_basis

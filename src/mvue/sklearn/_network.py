@@ -113,7 +113,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         steps: how many updates at most.
         batch_rows: rows in a batch.
         batch_units: units in a batch.
-        max_repeats: rows of one unit in a batch at most; of larger units, a random part.
+        repeats: rows of one unit in a batch at most; of larger units, a random part.
         learning_rate: the peak of the schedule.
         early_stopping: hold a part of the data out, stop when the loss on it no longer falls, and
             keep the best weights; ``"auto"`` does so from 50 units on.
@@ -145,7 +145,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         "steps": [Interval(Integral, 1, None, closed="left")],
         "batch_rows": [Interval(Integral, 1, None, closed="left")],
         "batch_units": [Interval(Integral, 1, None, closed="left")],
-        "max_repeats": [Interval(Integral, 2, None, closed="left")],
+        "repeats": [Interval(Integral, 2, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "early_stopping": ["boolean", StrOptions({"auto"})],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
@@ -167,7 +167,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         steps: int = 3_000,
         batch_rows: int = 256,
         batch_units: int = 32,
-        max_repeats: int = 64,
+        repeats: int = 64,
         learning_rate: float = 5e-3,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
@@ -185,7 +185,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.steps = steps
         self.batch_rows = batch_rows
         self.batch_units = batch_units
-        self.max_repeats = max_repeats
+        self.repeats = repeats
         self.learning_rate = learning_rate
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
@@ -244,7 +244,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             steps=int(self.steps),
             batch_rows=int(self.batch_rows),
             batch_units=int(self.batch_units),
-            max_repeats=int(self.max_repeats),
+            repeats=int(self.repeats),
             optimizer=float(self.learning_rate),
             validations=VALIDATIONS if stops else CURVE_POINTS,
             patience=int(self.n_iter_no_change) if stops else None,
@@ -311,6 +311,7 @@ register(
         *("fit_", "n_iter_", "loss_curve_", "validation_curve_", "n_units_", "n_features_in_"),
         *("feature_names_in_", "_units", "_y_is_vector"),
     ),
+    renamed={"max_repeats": "repeats"},
 )
 
 

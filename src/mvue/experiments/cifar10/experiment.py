@@ -297,7 +297,7 @@ EXPERIMENT = Experiment(
             losses=("text",),
             seeds=2,
             batch_size=4,
-            replicates=4,
+            repeats=4,
             crops=4,
             checkpoints=2,
             unchecked_parts=0,
@@ -309,7 +309,7 @@ EXPERIMENT = Experiment(
             test_images=2_000,
             losses=("text", "scaled"),
             batch_size=32,
-            replicates=5,
+            repeats=5,
         ),
         # The paper does not say how long it trains.
         "paper": Settings(
@@ -318,7 +318,7 @@ EXPERIMENT = Experiment(
             test_images=10_000,
             losses=("text", "scaled"),
             batch_size=16,
-            replicates=20,
+            repeats=20,
         ),
     },
     body=body,

@@ -58,7 +58,7 @@ class Settings:
     """Variants of the loss, unless the option says otherwise."""
     batch_size: int
     """N, images in a batch."""
-    replicates: int
+    repeats: int
     """M, crops of each."""
     seeds: int = 3
     """Pairs of students."""
@@ -193,7 +193,7 @@ def train(
             key=jr.fold_in(key, part),
             steps=max(1, s.steps // parts),
             batch_size=s.batch_size,
-            replicates=s.replicates,
+            repeats=s.repeats,
             optimizer=optimizer,
             keep="last",
             validations=1,
@@ -201,7 +201,7 @@ def train(
         student = cast(Student, fit.estimator)
         if part >= parts - s.checkpoints:
             checkpoints.append(student)
-    return Trained(checkpoints, time.perf_counter() - started, loss.describe(s.replicates))
+    return Trained(checkpoints, time.perf_counter() - started, loss.describe(s.repeats))
 
 
 def judge(trained: Trained, material: Material, s: Settings, key: Array) -> Judged:

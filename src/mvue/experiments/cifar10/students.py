@@ -161,7 +161,9 @@ def bias_loss(q: Float[Array, "n m 10"], soft: Float[Array, "n 10"]) -> Array:
 SOFT_LOSSES: Mapping[str, Callable[[Array, Array], Array]] = {"emmse": mse_loss, "bce": bias_loss}
 
 
-def student_loss(kind: str, matched: Matched = "probabilities", weight: float = 1.0) -> mvue.Loss:
+def student_loss(
+    kind: str, matched: Matched = "probabilities", weight: float = 1.0
+) -> mvue.losses.Loss:
     """L_hard + L_MSE for ``emmse``, L_hard + L_bias for ``bce``.
 
     Args:
@@ -181,4 +183,4 @@ def student_loss(kind: str, matched: Matched = "probabilities", weight: float = 
 
     term = "L_MSE" if kind == "emmse" else "L_bias"
     times = f"{weight:g} " if weight != 1 else ""
-    return mvue.Loss(evaluate, lambda m: f"L_hard + {times}{term} of {matched}, M = {m}")
+    return mvue.losses.Loss(evaluate, lambda m: f"L_hard + {times}{term} of {matched}, M = {m}")

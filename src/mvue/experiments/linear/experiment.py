@@ -31,7 +31,7 @@ class Settings:
     """Measurements at each value in the assessment."""
     units: int
     """Unknowns in the sample that linear estimators are fitted to."""
-    replicates: int = 5
+    unit_repeats: int = 5
     """Measurements of each of them."""
     measurements: int = 10
     unknowns: int = 4
@@ -83,10 +83,10 @@ def body(run: Run) -> Findings:
     )
 
     run.say("fitting to a sample ...")
-    draw = problem.draw(sample_key, s.units, s.replicates)
+    draw = problem.draw(sample_key, s.units, s.unit_repeats)
     rows = np.asarray(draw.x, np.float64).reshape(-1, s.measurements)
-    truths = np.repeat(np.asarray(draw.y, np.float64), s.replicates, axis=0)
-    ids = np.repeat(np.arange(s.units), s.replicates)
+    truths = np.repeat(np.asarray(draw.y, np.float64), s.unit_repeats, axis=0)
+    ids = np.repeat(np.arange(s.units), s.unit_repeats)
     began = time.perf_counter()
     path = linear_bce_path(rows, truths, bias_weights=grid, unit_ids=ids, fit_intercept=False)
     path_seconds = time.perf_counter() - began
@@ -122,7 +122,7 @@ def body(run: Run) -> Findings:
             "One number, the bias weight, leads from LMMSE to weighted least squares. "
             f"Monte Carlo agrees with theory within {worst:.1f} standard errors. At λ = ∞, A H is "
             f"the identity to {gauss_markov:.0e} with a known model, and to {sample_gap:.2g} when "
-            f"fitted to {s.units:,} unknowns measured {s.replicates} times ({path_seconds:.1f} s "
+            f"fitted to {s.units:,} unknowns measured {s.unit_repeats} times ({path_seconds:.1f} s "
             f"for {grid.size} bias weights)."
         ),
         sections=[
@@ -199,7 +199,7 @@ def bridge_rows(
     return rows
 
 
-def _estimator(model: LinearModel, bias_weight: float) -> mvue.LinearEstimator:
+def _estimator(model: LinearModel, bias_weight: float) -> Any:
     return mvue.linear_bce(model.H, model.noise_cov, model.prior_cov, bias_weight)
 
 

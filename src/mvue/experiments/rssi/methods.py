@@ -210,7 +210,7 @@ def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, Tr
     first = LinearBCE(regularization=0.1).partial_fit(features.transform(x), y)
     shared, found = time.perf_counter() - begun, {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mvue.UnresolvedSignalWarning)
+        warnings.simplefilter("ignore", mvue.exceptions.UnresolvedSignalWarning)
         for lam in s.linear_bias_weights:
             begun = time.perf_counter()
             first.set_params(bias_weight=lam).coef_  # noqa: B018  # solved when it is asked for

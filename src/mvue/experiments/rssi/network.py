@@ -16,7 +16,7 @@ VARIANCE_FLOOR = SPACING**2 / 12  # what a grid does not resolve
 
 
 @mvue.register(name="mvue.experiments.Scoring")
-class Scoring(mvue.Frozen):
+class Scoring(mvue.nn.Frozen):
     """The posterior mean on a grid, under a flat prior, and a step of Fisher scoring from there.
 
     Args:

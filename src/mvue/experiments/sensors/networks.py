@@ -117,9 +117,9 @@ class Networks:
             one = jax.vmap(lambda x, f=estimator: jnp.reshape(f(x), (-1,)))(x)
             groups = [one.reshape(-1, m, one.shape[1]) for m in self.sizes]
             found["squares"].append(
-                jnp.stack([squares(mvue.Averaged.of(group).estimate) for group in groups])
+                jnp.stack([squares(mvue.RunningAverage.of(group).estimate) for group in groups])
             )
-            all_of_them = mvue.Averaged.of(one - y[None])
+            all_of_them = mvue.RunningAverage.of(one - y[None])
             noise = all_of_them.standard_error**2
             found["squared_bias"].append(jnp.sum(all_of_them.estimate**2 - noise) / bound)
             found["variance"].append(jnp.sum(noise) * self.sensors / bound)

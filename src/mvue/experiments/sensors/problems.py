@@ -142,7 +142,7 @@ def covariance_scene(run: Run) -> Scene:
         training,
         CovarianceMLP(structure, correction=True, key=network_key),
         mvue.bce(
-            mvue.geometric(*COVARIANCE_BIAS_WEIGHTS, begin=0.2),
+            mvue.losses.geometric_schedule(*COVARIANCE_BIAS_WEIGHTS, begin=0.2),
             weight=lambda y: 1 / jnp.diagonal(structure.crb(y)),
         ),
         baseline=structure.masked,
@@ -150,7 +150,7 @@ def covariance_scene(run: Run) -> Scene:
         key=bce_key,
         steps=s.covariance_steps,
         batch_size=256,
-        replicates=4,
+        repeats=4,
     )
     judged = structured_covariance(
         prior=dist.Uniform(*COVARIANCE_RANGE).expand((structure.d,)).to_event(1)

@@ -142,7 +142,7 @@ def train(run: Run, entry: Textbook) -> dict[str, mvue.Fit]:
     }
 
 
-def small_network(problem: mvue.Problem, width: int, *, key: Array) -> mvue.Standardized:
+def small_network(problem: mvue.Problem, width: int, *, key: Array) -> mvue.nn.Standardized:
     """One hidden layer on the data as they are."""
     network_key, pilot_key = jr.split(key)
     x, y = problem.shapes()

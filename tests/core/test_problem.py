@@ -1,0 +1,191 @@
+"""Draws: independent noise, shared unknowns, and nothing that depends on batching."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import mvue
+from mvue._core.sampling import pilot_draw
+
+
+def noisy(key, theta):
+    return theta + jr.normal(key, (4,))
+
+
+def scalar_problem(**kwargs):
+    return mvue.Problem(dist.Uniform(0.0, 1.0), noisy, **kwargs)
+
+
+def test_shapes_and_shared_theta(line, key):
+    theta, y, x = line.draw(key, 7, 3)
+    assert theta.shape == (7, 2)
+    assert y.shape == (7, 2)
+    assert x.shape == (7, 3, 2)
+    np.testing.assert_array_equal(theta, y)
+
+
+def test_no_two_draws_repeat(swept_key):
+    draw = scalar_problem().draw(swept_key, 500, 40)
+    assert len(np.unique(draw.theta)) >= 498  # two of 500 rarely share a float32
+    noise = np.asarray(draw.x - draw.theta[:, None, None])
+    assert len(np.unique(np.asarray(draw.x))) > 0.999 * draw.x.size
+    # Noise of different measurements is uncorrelated, within and between unknowns.
+    flat = noise.reshape(500 * 40, 4)
+    for shift in (1, 40):
+        products = (flat[:-shift] * flat[shift:]).ravel()
+        assert abs(products.mean()) < 4.5 * products.std() / np.sqrt(products.size)
+    assert abs((noise.std() - 1) * np.sqrt(2 * noise.size)) < 4.5
+
+
+def test_a_larger_draw_begins_with_the_smaller(key):
+    problem = scalar_problem()
+    small, large = problem.draw(key, 3, 2), problem.draw(key, 9, 5)
+    np.testing.assert_array_equal(small.theta, large.theta[:3])
+    np.testing.assert_array_equal(small.x, large.x[:3, :2])
+    jitted = jax.jit(problem.draw, static_argnums=(1, 2))(key, 3, 2)
+    np.testing.assert_allclose(small.x, jitted.x, rtol=1e-6)
+
+
+def test_pytrees_nuisances_and_target(key):
+    problem = mvue.Problem(
+        prior={"gain": dist.Uniform(1.0, 2.0), "level": dist.Normal(0.0, 1.0).expand((2,))},
+        simulate=lambda key, t: {
+            "a": t["gain"] * jr.normal(key, (3,)),
+            "b": t["level"] + jr.normal(jr.fold_in(key, 1), (2,)),
+        },
+        target=lambda t: t["level"],
+        names=("left", "right"),
+    )
+    draw = problem.draw(key, 6, 4)
+    assert draw.y.shape == (6, 2)
+    assert draw.theta["gain"].shape == (6,)
+    assert draw.x["a"].shape == (6, 4, 3)
+    assert "left, right" in repr(problem)
+
+
+def test_any_object_with_sample_is_a_prior(key):
+    class Dice:
+        def sample(self, key):
+            return jr.randint(key, (), 1, 7)
+
+    problem = mvue.Problem(Dice(), lambda key, t: t + jr.normal(key, (2,)))
+    y = problem.draw(key, 100, 1).y
+    assert y.dtype == jnp.float32
+    assert set(np.unique(y)) <= set(range(1, 7))
+
+
+def test_from_likelihood(swept_key):
+    problem = mvue.Problem.from_likelihood(
+        dist.Uniform(0.5, 4.0), lambda t: dist.Normal(0.0, t).expand((50,)), exchangeable=True
+    )
+    draw = problem.draw(swept_key, 400, 20)
+    z = np.asarray(draw.x / draw.theta[:, None, None])
+    assert abs(z.mean()) < 4.5 / np.sqrt(z.size)
+    assert problem.log_likelihood is not None
+    x = draw.x[0, 0]
+    expected = dist.Normal(0.0, 2.0).log_prob(x).sum()
+    np.testing.assert_allclose(problem.log_likelihood(2.0, x), expected, rtol=1e-6)
+
+
+def prior_of_wrong_kind():
+    mvue.Problem(3.0, noisy)
+
+
+def shapes_disagree():
+    mvue.Problem(
+        dist.Uniform(0.0, 1.0).expand((3,)), lambda key, t: jnp.ones((2,)) @ t.reshape(1, 3)
+    )
+
+
+def several_parts_without_target():
+    mvue.Problem({"a": dist.Uniform(0, 1), "b": dist.Uniform(0, 1)}, lambda key, t: t["a"])
+
+
+def matrix_unknown():
+    mvue.Problem(dist.Uniform(0.0, 1.0).expand((2, 2)), lambda key, t: t)
+
+
+def wrong_names():
+    scalar_problem(names=("a", "b"))
+
+
+def not_exchangeable():
+    mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t + jr.normal(key), exchangeable=True)
+
+
+def bad_target():
+    scalar_problem(target=lambda t: t["missing"])
+
+
+def zero_units():
+    scalar_problem().draw(jr.key(0), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (prior_of_wrong_kind, TypeError, r"method sample\(key\).*got float"),
+        (
+            shapes_disagree,
+            mvue.exceptions.SimulatorError,
+            r"simulate\(key, theta\) failed.*shape \(3,\)",
+        ),
+        (several_parts_without_target, mvue.exceptions.SimulatorError, "say with target"),
+        (
+            matrix_unknown,
+            mvue.exceptions.SimulatorError,
+            r"vector of shape \(d,\), got shape \(2, 2\)",
+        ),
+        (wrong_names, ValueError, "one entry for each of the 1 components"),
+        (not_exchangeable, mvue.exceptions.SimulatorError, "same leading axis"),
+        (bad_target, mvue.exceptions.SimulatorError, r"target\(theta\) failed"),
+        (zero_units, ValueError, "n must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_bad_problems_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_simulator_that_ignores_its_key_is_refused(key):
+    problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t * jnp.ones(3))
+    with pytest.raises(mvue.exceptions.SimulatorError, match="ignores its key"):
+        pilot_draw(problem, key, 64, 1)
+    with pytest.raises(mvue.exceptions.SimulatorError, match="ignores its key"):
+        mvue.fit(problem, key=key, steps=10)
+
+
+def test_a_prior_that_ignores_its_key_is_refused(key):
+    class Fixed:
+        def sample(self, key):
+            return np.random.default_rng(0).uniform(1.0, 2.0)
+
+    problem = mvue.Problem(Fixed(), noisy)
+    with pytest.raises(mvue.exceptions.SimulatorError, match=r"prior\.sample ignores its key"):
+        mvue.fit(problem, key=key, steps=10)
+
+
+def test_constant_parts_of_x_are_no_missing_noise(key):
+    problem = mvue.Problem(
+        dist.Uniform(1.0, 2.0),
+        lambda k, t: {"t": jnp.linspace(0, 1, 5), "n": jr.poisson(k, t, (5,))},
+    )
+    assert pilot_draw(problem, key, 64, 1).x["n"].shape == (64, 1, 5)
+
+
+def test_wrong_bound_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"crb\(theta\) must return a matrix of shape \(1, 1\)"):
+        scalar_problem(crb=lambda t: jnp.ones(3))
+
+
+def test_many_nonfinite_simulations_are_refused_with_their_fraction(key):
+    problem = mvue.Problem(
+        dist.Uniform(0.0, 1.0), lambda key, t: jnp.where(t > 0.8, jnp.nan, t) + jr.normal(key, (2,))
+    )
+    with pytest.raises(
+        mvue.exceptions.SimulatorError, match=r"(1[89]|2[012])\.\d+% of the simulated"
+    ):
+        mvue.fit(problem, key=key, steps=10)
