@@ -536,7 +536,7 @@ def test_bound_of_a_biased_estimator(swept_key):
     assert (np.abs(matrix[:, 0, 0] - exact) < 4.5 * se[:, 0, 0]).all()
     one = report["affine"]
     assert (one.mse[:, 0] > matrix[:, 0, 0] - 4.5 * np.hypot(se[:, 0, 0], one.mse_se[:, 0])).all()
-    unbiased, _ = mvue.biased_crb(report, "mean")
+    unbiased, _ = report.biased_crb("mean")
     np.testing.assert_allclose(unbiased[:, 0, 0], 1 / N, rtol=0.1)
 
     rough = dataclasses.replace(report, bound_se=0.1 * report.bound)

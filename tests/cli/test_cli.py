@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from helpers.contract import CONTRACT
 from mvue.cli.main import app
 from mvue.experiments import EXPERIMENTS
 
 runner = CliRunner()
-CONTRACT = {
-    "max_bias_over_sd",
-    "max_relative_bias",
-    "mse_over_crb",
-    "train_seconds",
-    "estimate_microseconds",
-    *("y", "bias", "bias_se", "sd", "mse", "mse_se", "crb"),
-}
 
 
 @pytest.fixture(scope="module")

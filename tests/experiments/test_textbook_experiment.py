@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from test_cli import CONTRACT
 from typer.testing import CliRunner
 
 import mvue
+from helpers.contract import CONTRACT
 from helpers.hasty import hasty
 from mvue._training.result import History
 from mvue.cli.main import app

@@ -25,10 +25,11 @@ from sklearn.preprocessing import (
 )
 
 import mvue
-from mvue import Affine
 from mvue._recipe.baseline import Baseline, PlugIn
+from mvue._recipe.network import Corrected
 from mvue._recipe.summaries import Statistics
 from mvue._training.input_range import TrainedOn
+from mvue.nn import Affine
 from mvue.nn._layers import perceptron
 from mvue.nn._staged import Given, WithBaseline
 from mvue.nn._standardize import ScaleBack
@@ -128,7 +129,7 @@ def _default():
     baseline = Baseline(Affine(jnp.zeros(natural), jnp.ones(natural)), one(1, size + natural + 3))
     inner = eqx.nn.MLP(2, 3, 4, 1, jax.nn.gelu, key=jr.key(0))
     network = eqx.nn.MLP(size + 5, 1, 4, 1, jax.nn.gelu, key=jr.key(1))
-    return Saved(mvue.Corrected(statistics, plug_in, baseline, inner, network), numbers(20, 5, 2))
+    return Saved(Corrected(statistics, plug_in, baseline, inner, network), numbers(20, 5, 2))
 
 
 def _perceptron():

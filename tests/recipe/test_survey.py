@@ -10,6 +10,7 @@ import pytest
 import mvue
 from helpers.hasty import hasty
 from mvue._core.ranges import coordinates_of
+from mvue._linear.refit import LinearReadout
 from mvue.problems import textbook
 
 N = 8
@@ -211,7 +212,7 @@ def test_coordinates_and_back(prior, key):
 
 
 def test_training_prior_is_what_the_loss_asks_for(line, key):
-    network = mvue.LinearReadout(lambda x: x, jnp.eye(2), jnp.zeros(2))
+    network = LinearReadout(lambda x: x, jnp.eye(2), jnp.zeros(2))
     narrow = mvue.fit(line, network, mvue.emmse(), key=key, steps=5)
     assert narrow.survey is None
     assert "the prior" in narrow.settings["training"]

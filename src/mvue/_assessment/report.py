@@ -106,7 +106,9 @@ class Report:
     def biased_crb(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The bound for an estimator with this one's bias, and its standard error, (K, d, d).
 
-        See `mvue.biased_crb`.
+        (I + ∂b/∂y) CRB (I + ∂b/∂y)ᵀ + b bᵀ: no estimator with the bias b(y) has a mean squared
+        error below it. The gradient of the bias comes from the assessed values, which must differ
+        in y alone.
         """
         from .biased_bound import biased_crb
 
