@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import cifar10_teacher as teachers
 from mvue.experiments.cifar10 import students
-from mvue.experiments.cifar10 import teacher as teachers
 
 BATCH, UNIT, STEPS, ROUNDS = 160, 20, 4, 15
 rng = np.random.default_rng(0)

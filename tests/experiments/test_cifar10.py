@@ -18,11 +18,11 @@ from PIL import Image
 from scipy.special import softmax
 from typer.testing import CliRunner
 
+import cifar10_teacher
 import mvue
 from mvue.cli.main import app
 from mvue.datasets import CIFAR10, DatasetError, _cifar10, _fetch, cifar10
 from mvue.experiments import OptionError
-from mvue.experiments.cifar10 import teacher as _cifar10_teacher
 from mvue.experiments.cifar10.images import MEAN, SD, random_crop, standardized
 from mvue.experiments.cifar10.labels import read_labels, smoothed_one_hot, softened
 from mvue.experiments.cifar10.measures import accuracy_by_crops, soft_label_moments
@@ -536,8 +536,8 @@ def test_moments_of_soft_labels_are_unbiased(seed):
 
 
 def test_teacher_trains(monkeypatch):
-    monkeypatch.setattr(_cifar10_teacher, "WIDTHS", (4, 8))
-    monkeypatch.setattr(_cifar10_teacher, "BATCH", 64)
+    monkeypatch.setattr(cifar10_teacher, "WIDTHS", (4, 8))
+    monkeypatch.setattr(cifar10_teacher, "BATCH", 64)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 256).astype(np.uint8)
     images = (80 + 90 * labels[:, None, None, None] + rng.integers(0, 20, (256, 32, 32, 3))).astype(
@@ -545,9 +545,9 @@ def test_teacher_trains(monkeypatch):
     )
     data = CIFAR10(images, labels, images[:50], labels[:50])
     said = []
-    teacher = _cifar10_teacher.train_teacher(data, epochs=2, say=said.append)
+    teacher = cifar10_teacher.train_teacher(data, epochs=2, say=said.append)
     assert len(said) == 2
-    logits = _cifar10_teacher.logits_of(teacher.params, teacher.statistics, images[:20])
+    logits = cifar10_teacher.logits_of(teacher.params, teacher.statistics, images[:20])
     assert logits.shape == (20, 10)
     assert np.isfinite(logits).all()
 
@@ -556,7 +556,7 @@ def test_packaged_soft_labels_are_informative():
     from importlib import resources
 
     with resources.as_file(
-        resources.files("mvue.experiments") / "data" / "cifar10-teacher.npz"
+        resources.files("mvue.experiments.cifar10") / "data" / "cifar10-teacher.npz"
     ) as path:
         assert path.stat().st_size < 1.5e6
         values = read_labels(path, 50_000).values

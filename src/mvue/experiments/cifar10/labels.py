@@ -1,8 +1,7 @@
-"""Where soft labels come from: the packaged teacher, a file, hard labels, or a new teacher."""
+"""Where soft labels come from: the packaged teacher, a file, or hard labels."""
 
 import zipfile
 import zlib
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +13,12 @@ from .._common import OptionError
 from .students import CLASSES, TEMPERATURE
 
 SMOOTHING = 0.1
-PACKAGED, HARD, TRAINED = "packaged", "hard", "train"
+PACKAGED, HARD = "packaged", "hard"
 LABELS_FILE = "cifar10-teacher.npz"
 HELP = (
-    f"whose soft labels: {PACKAGED} (a residual network), {HARD} (smoothed one-hot labels), "
-    f"{TRAINED} (a new teacher, about an hour), or an .npz file with an array 'logits' or "
-    "'soft_labels', a row for each of the 50 000 training images"
+    f"whose soft labels: {PACKAGED} (a residual network), {HARD} (smoothed one-hot labels), or an "
+    ".npz file with an array 'logits' or 'soft_labels', a row for each of the 50 000 training "
+    "images"
 )
 
 
@@ -46,16 +45,10 @@ def smoothed_one_hot(labels: np.ndarray) -> SoftLabels:
     return SoftLabels(softened(np.log(p)), "smoothed one-hot labels")
 
 
-def soft_labels(teacher: str, data: CIFAR10, seed: int, say: Callable[[str], None]) -> SoftLabels:
+def soft_labels(teacher: str, data: CIFAR10) -> SoftLabels:
     """The soft labels of all training images that a teacher gives; see `HELP`."""
     if teacher == HARD:
         return smoothed_one_hot(data.y_train)
-    if teacher == TRAINED:
-        from .teacher import logits_of, train_teacher
-
-        made = train_teacher(data, seed=seed, say=say)
-        words = f"a residual network, test accuracy {made.accuracy:.4f}, trained in this run"
-        return SoftLabels(softened(logits_of(made.params, made.statistics, data.x_train)), words)
     if teacher == PACKAGED:
         inside = resources.files("mvue.experiments.cifar10") / "data" / LABELS_FILE
         with resources.as_file(inside) as path:
@@ -73,7 +66,7 @@ def read_labels(path: Path, rows: int) -> SoftLabels:
             arrays = {name: np.asarray(file[name]) for name in file.files}
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise OptionError(
-            f"teacher must be {PACKAGED}, {HARD}, {TRAINED} or the path of an .npz file; {path} "
+            f"teacher must be {PACKAGED}, {HARD} or the path of an .npz file; {path} "
             f"cannot be read ({type(error).__name__}: {error})"
         ) from error
     name = next((name for name in ("logits", "soft_labels") if name in arrays), None)

@@ -123,7 +123,7 @@ def prepare(run: Run) -> Material:
             raise
         data, source = made_up_images(s, run.seed), "made-up images (CIFAR-10 is not here)"
         teacher = HARD if teacher == PACKAGED else teacher
-    labels = soft_labels(teacher, data, run.seed, run.say)
+    labels = soft_labels(teacher, data)
     order = np.random.default_rng(run.seed).permutation(len(data.x_train))
     data = dataclasses.replace(
         data, x_test=data.x_test[: s.test_images], y_test=data.y_test[: s.test_images]

@@ -1,6 +1,9 @@
 """The teacher of the CIFAR-10 experiment: a small residual network, trained in about an hour.
 
-``python -m mvue.experiments._cifar10_teacher`` made the soft labels that come with the package.
+    python benchmarks/cifar10_teacher.py teacher.npz
+    mvue reproduce cifar10 --teacher teacher.npz
+
+made the soft labels that come with the package, and makes others.
 The loop is plain Optax and not `mvue.fit`: the network keeps running means of its batches, which
 an estimator that is a function of one measurement cannot, and all of its data are fixed labels.
 """
@@ -20,9 +23,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from ...datasets import CIFAR10, cifar10
-from ...nn._convolutions import convolve, max_pool
-from .images import random_crop, standardized
+from mvue.datasets import CIFAR10, cifar10
+from mvue.experiments.cifar10.images import random_crop, standardized
+from mvue.nn._convolutions import convolve, max_pool
 
 WIDTHS, CLASSES = (32, 96, 192), 10
 LOGIT_SCALE = 1 / 8
