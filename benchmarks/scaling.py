@@ -68,8 +68,8 @@ def cost(batch: int, repeats: int, samples: int, unknowns: int, steps: int) -> t
     from mvue._runtime.devices import mesh_for
     from mvue._runtime.host import bytes_needed
     from mvue._runtime.programs import compiled
+    from mvue._training.batches import SimulatedBatches
     from mvue._training.program import Program
-    from mvue._training.simulations import Simulations
 
     problem = mvue.Problem(
         dist.Uniform(0.0, 1.0).expand((unknowns,)).to_event(1),
@@ -84,7 +84,7 @@ def cost(batch: int, repeats: int, samples: int, unknowns: int, steps: int) -> t
 
     network = Network(eqx.nn.MLP(2 * unknowns, unknowns, 64, 2, key=jr.key(0)))
     mesh = mesh_for(batch)
-    source = Simulations(problem, batch, repeats, mesh)
+    source = SimulatedBatches(problem, batch, repeats, mesh)
     program = Program(source, network, mvue.bce(10.0, weight=None), steps, None, "average")
     state = program.initial_state()
     arguments = (jr.key(1), program.arrays.constants, ())

@@ -12,9 +12,9 @@ import pytest
 import mvue
 from helpers.hasty import hasty
 from helpers.plain import plain_fit
+from mvue._training.batches import SimulatedBatches
 from mvue._training.control_variate import MOST, Control, ThetaFeatures
 from mvue._training.program import Program
-from mvue._training.simulations import Simulations
 from mvue.nn._staged import Given, Staged, WithBaseline
 
 N = 8
@@ -230,7 +230,7 @@ def test_what_is_not_trained_is_computed_once_a_step(on_baseline, key):
         network = WithBaseline(Given(lambda x: x[0]), network)
     control = Control(ThetaFeatures(problem, key), lambda draw: jnp.ones(draw.y.shape))
     loss = mvue.bce(10.0, weight=None)
-    program = Program(Simulations(problem, 4, 3), network, loss, 10, 1e-2, "last", control)
+    program = Program(SimulatedBatches(problem, 4, 3), network, loss, 10, 1e-2, "last", control)
     constants = program.arrays.constants
     jax.make_jaxpr(lambda state: program.step(state, key, constants, ()))(program.initial_state())
     assert len(calls) == 1

@@ -15,7 +15,7 @@ from helpers.plain import plain_fit
 from mvue._core.keys import key_for
 from mvue._data.repeats import Repeats
 from mvue._runtime.programs import _programs, compiled
-from mvue._training.fixed_data import DataLoss, FixedData
+from mvue._training.batches import DataBatches, DataLoss
 from mvue._training.pools import padded_pool, prepare, repeats_of, split_data
 from mvue.losses._functions import masked_squared_bias
 
@@ -82,7 +82,7 @@ def test_splits_share_nothing_and_lose_nothing(split, seed):
 def test_batches_are_rows_and_whole_units(seed):
     x, y, _ = rows_of(np.random.default_rng(seed))
     data = Repeats.from_rows(x, y)
-    source = FixedData(2, rows=7, units=500, repeats=int(data.sizes.max()))
+    source = DataBatches(2, rows=7, units=500, repeats=int(data.sizes.max()))
     draw, _ = source.draw(jr.key(seed), padded_pool(data))
     # An estimator that gives back what it sees, to follow every row.
     parts = source.parts(draw.x[..., :2], draw)
@@ -99,7 +99,7 @@ def test_batches_are_rows_and_whole_units(seed):
 
 def test_large_units_are_cut_at_random(key):
     data = Repeats.from_rows(np.arange(100.0)[:, None], np.repeat([[0.0], [1.0]], [90, 10], axis=0))
-    source = FixedData(1, rows=1, units=400, repeats=8)
+    source = DataBatches(1, rows=1, units=400, repeats=8)
     draw, _ = source.draw(key, padded_pool(data))
     parts = source.parts(draw.x, draw)
     assert bool(parts.present.all())
@@ -112,7 +112,7 @@ def test_held_out_measures_are_exact(seed):
     rng = np.random.default_rng(seed)
     x, y, unit = rows_of(rng, sizes=(1, 6))
     data, weight = Repeats.from_rows(x, y), np.array([1.0, 3.0])
-    source = FixedData(2, 1, 1, 6)
+    source = DataBatches(2, 1, 1, 6)
     terms = mvue.bce(2.0, weight=lambda _: jnp.asarray(weight)).terms
     estimate = lambda x: x[..., :2]  # noqa: E731
     found = source.judge(estimate, DataLoss(terms, "plug-in", source), jr.key(0), padded_pool(data))

@@ -26,11 +26,11 @@ from .._runtime.jit import jit
 from ..losses._objectives import Loss, bce
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
+from .batches import SimulatedBatches
 from .control_variate import Control, ThetaFeatures
 from .loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
 from .program import Keep, Program
 from .result import Fit
-from .simulations import Simulations
 
 BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
 WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything else
@@ -155,7 +155,7 @@ def fit(
     control, weights = None, getattr(loss, "penalty_weights", None)
     if weights and (anchors or baseline is not None):
         control = Control(ThetaFeatures(problem, features_key), weights)
-    source = Simulations(problem, batch_size, repeats, mesh_for(batch_size))
+    source = SimulatedBatches(problem, batch_size, repeats, mesh_for(batch_size))
     program = Program(source, network, loss, steps, optimizer, keep, control)
     if baseline is not None:
         _check_baseline(program, pilot_key)

@@ -27,7 +27,7 @@ from ..losses._objectives import Constant, Loss, Terms, bce
 from ..nn._frozen import count_weights
 from ..nn._layers import perceptron
 from ..nn._standardize import Standardized, scale_back, scaling
-from .fixed_data import DataLoss, FixedData
+from .batches import DataBatches, DataLoss
 from .input_range import trained_on_rows
 from .loop import Keys, Schedule, describe_network, refuse_tracing, train
 from .pools import Prepared, Split, padded_pool, prepare, rounded_up
@@ -126,7 +126,7 @@ def fit_data(
     repeats = int(min(repeats, rounded_up(int(sizes.max()), 16)))
     units = batch_units if lam > 0 else 0
     mesh = mesh_for(batch_rows + units * repeats)
-    source = FixedData(training.y.shape[1], batch_rows, units, repeats, mesh)
+    source = DataBatches(training.y.shape[1], batch_rows, units, repeats, mesh)
     same_as = _hashable(
         *(terms, penalty, training.y.shape[1], batch_rows, units, repeats, steps, optimizer, keep),
         *jax.tree.flatten(eqx.filter(network, eqx.is_array, inverse=True)),

@@ -6,14 +6,13 @@ run and the number of the step.
 
 import copy
 from collections.abc import Callable, Hashable
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw
@@ -22,8 +21,8 @@ from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
 from ..nn._frozen import trainable
 from ..nn._staged import OnBaseline, finish, prepare
+from .batches import BatchSource, SimulatedBatches
 from .control_variate import Anchor, BiasSums, Control
-from .simulations import Simulations
 
 AVERAGED_FRACTION = 0.15  # of the steps, the horizon of the weight average
 
@@ -69,42 +68,12 @@ class State(NamedTuple):
     """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Where batches come from. `pool` is what it keeps on the device, if anything."""
-
-    d: int
-    batch_size: int
-    mesh: Mesh | None
-    """The devices that share the work of a batch."""
-    sizes: dict[str, int]
-    """What the user chose the size of a batch by."""
-
-    def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
-        """A batch, and how many of its unknowns failed."""
-        ...
-
-    def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
-        """Mean squared error and mean squared bias of a batch."""
-        ...
-
-    def judge(
-        self,
-        estimate: Callable[[PyTree], Array],
-        loss: Callable[..., Any],
-        key: Key,
-        pool: PyTree,
-    ) -> dict[str, Array]:
-        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
-        ...
-
-
 class Program:
     """The functions of one training run that are compiled."""
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         network: Estimator,
         loss: Callable[..., Any],
         steps: int,
@@ -196,7 +165,7 @@ class Program:
 
     def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
         """Squared bias of the baseline over its variance, (d,), with standard errors."""
-        assert isinstance(self.source, Simulations)
+        assert isinstance(self.source, SimulatedBatches)
         draw, _ = self.source.draw_units(key, BASELINE_UNITS)
         baseline = _baseline(self.prepare(arrays, draw.x))
         assert baseline is not None
