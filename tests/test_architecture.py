@@ -1,109 +1,56 @@
 """The structure of the library: rooms, direction of imports, exports, nothing done at import."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import code_map
 import mvue
 
 PACKAGE = Path(mvue.__file__).parent
 PROJECT = PACKAGE.parents[1]
-
-
-def direction():
-    """The rooms in the one line of CONTRIBUTING.md, level by level."""
-    (line,) = (
-        line
-        for line in (PROJECT / "CONTRIBUTING.md").read_text().splitlines()
-        if line.startswith("`exceptions → ")
-    )
-    return [level.split(", ") for level in line.strip("`").split(" → ")]
-
-
-def room_of(path):
-    """The folder, or the file at the root, that a file belongs to; without the underscore."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py").lstrip("_")
-
-
-def imports(path):
-    """Modules of the package that a file imports, also inside of functions."""
-    here = path.relative_to(PACKAGE).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = list(here[: len(here) - node.level])
-                found = [*base, *(node.module or "").split(".")] if node.module else base
-            elif (node.module or "").split(".")[0] == "mvue":
-                found = node.module.split(".")[1:]
-            else:
-                continue
-            for name in node.names:
-                yield (*found, name.name)
-        elif isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.startswith("mvue."):
-                    yield tuple(name.name.split(".")[1:])
-
-
-FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE) != Path("__init__.py")]
-FREE = {"version", "main__"}  # one number, and the door of ``python -m mvue``
+FILES = code_map.source_files()
 
 
 def test_imports_follow_the_one_line():
-    level = {room: i for i, rooms in enumerate(direction()) for room in rooms}
-    assert {room_of(p) for p in FILES} - FREE == set(level)
-    for path in FILES:
-        room = room_of(path)
-        if room in FREE:
-            continue
-        for found in imports(path):
-            used = found[0].lstrip("_")
-            if used in (room, "version"):
-                continue
-            assert level[used] < level[room], f"{path.relative_to(PACKAGE)} imports {used}"
+    level = {room: i for i, rooms in enumerate(code_map.levels()) for room in rooms}
+    uses = code_map.graph()
+    assert set(uses) == set(level)
+    for room, used in uses.items():
+        wrong = {other for other in used if level[other] >= level[room]}
+        assert not wrong, f"{room} imports {wrong}"
+
+
+def test_the_picture_of_the_rooms_is_true():
+    assert code_map.PICTURE.read_text(encoding="utf-8") == code_map.current(), (
+        "run python tools/code_map.py"
+    )
+
+
+def test_every_room_is_in_the_table():
+    table = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in {PACKAGE / path.relative_to(PACKAGE).parts[0] for path in FILES}:
+        name = path.name.removesuffix(".py")
+        assert name in ("_version", "__main__") or f"\n| `{name}` |" in table, name
 
 
 def test_no_two_files_import_each_other():
-    """Imports for type checkers alone do not count."""
-    module = {p: p.relative_to(PACKAGE).with_suffix("").parts for p in FILES}
-    by_name = {parts: p for p, parts in module.items()}
+    """Imports inside of functions and for type checkers do not count."""
+    parts_of = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in FILES}
     uses = {
         path: {
-            by_name[parts]
-            for found in imports_at_run_time(path)
+            parts_of[parts]
+            for found in code_map.imports(path, inside_functions=False)
             for parts in (found, found[:-1])
-            if parts in by_name and by_name[parts] != path
+            if parts in parts_of and parts_of[parts] != path
         }
         for path in FILES
     }
-    done, open_files = set(), []
-
-    def visit(path):
-        assert path not in open_files, f"a cycle through {path.relative_to(PACKAGE)}"
-        if path in done:
-            return
-        open_files.append(path)
-        for used in uses[path]:
-            visit(used)
-        open_files.pop()
-        done.add(path)
-
-    for path in FILES:
-        visit(path)
-
-
-def imports_at_run_time(path):
-    """As `imports`, without those in blocks for type checkers and inside of functions."""
-    tree = ast.parse(path.read_text())
-    here = path.relative_to(PACKAGE).with_suffix("").parts
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
-            for name in node.names:
-                yield tuple(part for part in [*base, name.name] if part)
+    tuple(graphlib.TopologicalSorter(uses).static_order())  # raises for a cycle
 
 
 @pytest.mark.parametrize("room", sorted(PACKAGE.rglob("__init__.py")), ids=str)
@@ -113,6 +60,15 @@ def test_rooms_are_small_and_say_what_they_are_for(room):
     doc = ast.get_docstring(ast.parse(room.read_text()))
     assert doc
     assert room.parent == PACKAGE or len(doc.splitlines()) >= 2
+
+
+def test_the_hooks_before_a_commit_are_those_of_make():
+    """The last lines of the target `lint`, and the entries of the hooks."""
+    makefile = (PROJECT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    target = makefile[makefile.index("lint:") :].split("\n\n")[0].splitlines()[1:]
+    hooks = (PROJECT / ".pre-commit-config.yaml").read_text().splitlines()
+    entries = [line.split("entry: ")[1] for line in hooks if "entry: " in line]
+    assert entries == [line.strip() for line in target]
 
 
 def names_of(module):
