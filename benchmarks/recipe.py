@@ -15,7 +15,7 @@ import numpy as np
 
 import mvue
 from further_problems import FURTHER
-from mvue.experiments.textbook.results import BIAS_BAND, MSE_BAND, Judged
+from mvue.experiments.textbook.results import BIAS_BAND, MSE_BAND, JudgedProblem
 from mvue.problems import textbook
 from plain_problems import PLAIN
 
@@ -48,7 +48,7 @@ def judge(entry, seed, repeats):
         progress=False,
     )
     sd = report["best"].sd if entry.variance is None else np.sqrt(entry.variance(entry.at))
-    return Judged(entry, report, "best", sd, {"bce": fit}, {})
+    return JudgedProblem(entry, report, "best", sd, {"bce": fit}, {})
 
 
 def main():

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from mvue.datasets import DatasetError, _fetch, _rssi, rssi
-from mvue.datasets._fetch import Source, fetch, sha256_of
+from mvue.datasets._fetch import SourceFile, fetch, sha256_of
 
 CONTENT = b"location,date,b3001,b3002\r\nK04,4-9-2016 9:05:07,-60,-200\r\n"
-SOURCE = Source("toy", "toy.csv", hashlib.sha256(CONTENT).hexdigest(), "https://example.org/t.zip")
+SOURCE = SourceFile(
+    "toy", "toy.csv", hashlib.sha256(CONTENT).hexdigest(), "https://example.org/t.zip"
+)
 
 DATA_DIR = os.environ.get(_fetch.DATA_DIR)
 needs_file = pytest.mark.skipif(

@@ -118,7 +118,7 @@ def judged(name, shift, key, repeats=1_000):
     )
     done = mvue.Fit(best, mvue.Outcome.FINISHED, 1, "", {}, History(), 1.0, 0.5, 0, {}, None)
     sd = report[against].sd if entry.variance is None else np.sqrt(entry.variance(entry.at))
-    return results_of.Judged(entry, report, against, sd, dict.fromkeys(LEARNED, done), {})
+    return results_of.JudgedProblem(entry, report, against, sd, dict.fromkeys(LEARNED, done), {})
 
 
 def test_judging(key):

@@ -21,7 +21,7 @@ from .._core.types import Estimator, Key, Theta
 from .._training.result import Fit
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
 from .errors import ErrorPieces, pairs_of, rms_of
-from .moments import Moments, summarize
+from .moments import ErrorMoments, summarize
 from .report import Assessment, Report
 
 DEFAULT_VALUES = 13
@@ -82,7 +82,7 @@ def assess(
     bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
     assessments = {}
     for i, name in enumerate(functions):
-        one = Moments(*(leaf[i] for leaf in errors))
+        one = ErrorMoments(*(leaf[i] for leaf in errors))
         failures = np.asarray(repeats - one.number, dtype=int)
         if failures.any() or averages[i].failures:
             warnings.warn(

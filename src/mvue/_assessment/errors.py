@@ -19,7 +19,7 @@ from .._core.types import Estimator, Key, Theta
 from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
 from .._runtime.host import progress_bar
 from ..losses._functions import unit_mse, unit_squared_bias
-from .moments import Moments, merge, moments_of, rescale, summarize
+from .moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .report import PriorAverage
 
 PIECE_NUMBERS = 2**22  # numbers of x, or of estimates, held at a time: 16 MB in float32
@@ -38,9 +38,9 @@ class _Rows(NamedTuple):
     truth: Array  # (R, d)
 
 
-class _Totals(NamedTuple):
-    errors: Moments  # leading axes (estimators, values), d components
-    squares: Moments  # leading axes (pairs, values), two components
+class _ErrorTotals(NamedTuple):
+    errors: ErrorMoments  # leading axes (estimators, values), d components
+    squares: ErrorMoments  # leading axes (pairs, values), two components
 
 
 class ErrorPieces:
@@ -87,7 +87,7 @@ class ErrorPieces:
 
     def at_values(
         self, theta: Theta, truth: Array, key: Key, progress: bool | None
-    ) -> tuple[Moments, list[Moments]]:
+    ) -> tuple[ErrorMoments, list[ErrorMoments]]:
         """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
         size, repeats = self.rows // self.values, self.repeats
         pairs = np.array(pairs_of(range(len(self.functions))), int).reshape(-1, 2)
@@ -98,7 +98,7 @@ class ErrorPieces:
             here, there = (jax.tree.map(lambda leaf: leaf[which], part) for part in (theta, truth))
             return _Rows(which, start + number % size, here, there)
 
-        def reduce(start: Array, errors: Array, unit: Array) -> _Totals:
+        def reduce(start: Array, errors: Array, unit: Array) -> _ErrorTotals:
             errors = errors[: self.values * size].reshape(self.values, size, *errors.shape[1:])
             errors = errors.transpose(2, 0, 1, 3)
             wanted = jnp.broadcast_to(start + jnp.arange(size) < repeats, (self.values, size))
@@ -106,11 +106,11 @@ class ErrorPieces:
             common = unit.max(axis=-1)[None, :, None, None]
             squares = ((errors / common) ** 2).sum(axis=-1)
 
-            def pair(which: Array) -> Moments:
+            def pair(which: Array) -> ErrorMoments:
                 both = jnp.stack([squares[which[0]], squares[which[1]]], axis=-1)
                 return moments_of(both, finite[which[0]] & finite[which[1]])
 
-            return _Totals(
+            return _ErrorTotals(
                 moments_of(errors / unit[None, :, None, :], finite), jax.lax.map(pair, pairs)
             )
 
@@ -127,13 +127,13 @@ class ErrorPieces:
                     rms = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
                     unit = jnp.asarray(rms, truth.dtype)
                 part = reduce(start, errors, unit)
-                total = part if total is None else _Totals(*map(merge, total, part))
+                total = part if total is None else _ErrorTotals(*map(merge, total, part))
                 advance(min(begin + size, repeats), "")
         assert total is not None
         units = np.asarray(unit, np.float64)
         common = np.repeat(units.max(axis=-1)[:, None] ** 2, 2, axis=1)
         squares = [
-            rescale(Moments(*(leaf[p] for leaf in total.squares.on_host())), common)
+            rescale(ErrorMoments(*(leaf[p] for leaf in total.squares.on_host())), common)
             for p in range(len(pairs))
         ]
         return rescale(total.errors.on_host(), units), squares
@@ -156,7 +156,7 @@ class ErrorPieces:
             truth = jax.vmap(lambda one: self.transform(self.problem.y_of(one)))(theta)
             return _Rows(which, jnp.arange(self.rows) % m, theta, truth)
 
-        def reduce(start: Array, errors: Array, unit: Array) -> Moments:
+        def reduce(start: Array, errors: Array, unit: Array) -> ErrorMoments:
             errors = errors[: size * m].reshape(size, m, *errors.shape[1:]).transpose(2, 0, 1, 3)
             errors = errors / unit
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
@@ -190,7 +190,7 @@ def pairs_of(names: Sequence[T]) -> list[tuple[T, T]]:
     return [(names[i], names[j]) for i in range(len(names)) for j in range(i)]
 
 
-def rms_of(errors: Moments) -> np.ndarray:
+def rms_of(errors: ErrorMoments) -> np.ndarray:
     """Root mean squared errors."""
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.einsum("...ii->...i", errors.second) / errors.number[..., None]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 
-class Moments(NamedTuple):
+class ErrorMoments(NamedTuple):
     """Number, mean and sums of powers of deviations of vectors; leading axes are free."""
 
     number: Any  # (...)
@@ -21,9 +21,9 @@ class Moments(NamedTuple):
     third: Any  # (..., d)
     fourth: Any  # (..., d)
 
-    def on_host(self) -> "Moments":
+    def on_host(self) -> "ErrorMoments":
         """The same as float64 NumPy arrays."""
-        return Moments(*(np.asarray(leaf, np.float64) for leaf in self))
+        return ErrorMoments(*(np.asarray(leaf, np.float64) for leaf in self))
 
     @property
     def covariance(self) -> np.ndarray:
@@ -32,7 +32,7 @@ class Moments(NamedTuple):
             return self.second / (self.number[..., None, None] - 1)
 
 
-def moments_of(values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]) -> Moments:
+def moments_of(values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]) -> ErrorMoments:
     """Moments over the axis b of those values that are to be kept, on the device."""
     mask = keep[..., None]
     count = keep.sum(axis=-1)
@@ -40,7 +40,7 @@ def moments_of(values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]) 
     mean = total / jnp.maximum(count, 1)[..., None]
     deviation = jnp.where(mask, values - mean[..., None, :], 0.0)
     squares = deviation**2
-    return Moments(
+    return ErrorMoments(
         count,
         mean,
         jnp.einsum("...bi,...bj->...ij", deviation, deviation),
@@ -49,7 +49,7 @@ def moments_of(values: Float[Array, "*lead b d"], keep: Bool[Array, "*lead b"]) 
     )
 
 
-def merge(a: Moments, b: Moments) -> Moments:
+def merge(a: ErrorMoments, b: ErrorMoments) -> ErrorMoments:
     """Moments of both sets of values together, in float64 on the host."""
     a, b = a.on_host(), b.on_host()
     n_a, n_b = a.number[..., None], b.number[..., None]
@@ -58,7 +58,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     step = delta / n
     second_a, second_b = (np.einsum("...ii->...i", m.second) for m in (a, b))
     outer = delta[..., :, None] * delta[..., None, :]
-    return Moments(
+    return ErrorMoments(
         a.number + b.number,
         a.mean + n_b * step,
         a.second + b.second + outer * (n_a * n_b / n)[..., None],
@@ -74,9 +74,9 @@ def merge(a: Moments, b: Moments) -> Moments:
     )
 
 
-def rescale(moments: Moments, unit: np.ndarray) -> Moments:
+def rescale(moments: ErrorMoments, unit: np.ndarray) -> ErrorMoments:
     """Moments of values that were divided by a unit, shape (..., d), in their own units."""
-    return Moments(
+    return ErrorMoments(
         moments.number,
         moments.mean * unit,
         moments.second * unit[..., :, None] * unit[..., None, :],
@@ -98,7 +98,7 @@ class ErrorSummary:
     bias_over_sd_se: np.ndarray
 
 
-def summarize(moments: Moments) -> ErrorSummary:
+def summarize(moments: ErrorMoments) -> ErrorSummary:
     """What moments of errors say of each component; nan where there are none."""
     n = np.where(moments.number > 0, moments.number, np.nan)[..., None]
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -11,7 +11,7 @@ from rich.console import Console
 from .._core.types import Theta
 from .._display.tables import text_table
 from .._serialise.text import json_text, write_atomically
-from .moments import Moments
+from .moments import ErrorMoments
 from .tables import summary_rows, value_rows
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Report:
     estimators: dict[str, Assessment]
     bound: np.ndarray | None
     """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
-    squared_errors: dict[tuple[str, str], Moments]
+    squared_errors: dict[tuple[str, str], ErrorMoments]
     """Joint moments of two estimators' ‖error‖² on common measurements; see `mse_ratio`."""
     bound_se: np.ndarray | None = None
     """Standard errors of the bound, (K, d, d), where it comes from Monte Carlo; nan at values

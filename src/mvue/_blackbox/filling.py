@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._core.theta import Columns, theta_tree
-from .._data.shards import Failure, Layout, Part, Shard, Shards
+from .._data.shards import Failure, Part, Shard, ShardLayout, Shards
 from .._data.simulated import look_at, shard_sizes
 from ..exceptions import SimulatorError
 from .unknowns import Unknowns
@@ -27,7 +27,7 @@ NOISELESS_UNITS = 64
 class _OpenShard:
     """A shard that is not complete."""
 
-    def __init__(self, layout: Layout, columns: Columns, y: np.ndarray) -> None:
+    def __init__(self, layout: ShardLayout, columns: Columns, y: np.ndarray) -> None:
         self.columns, self.y = columns, y
         self.x, self.present = layout.empty(len(y))
         self.failures: list[Failure] = []
@@ -60,7 +60,7 @@ class Filling:
     def __init__(
         self,
         shards: Shards,
-        layout: Layout,
+        layout: ShardLayout,
         units: int,
         unknowns: Unknowns,
         template: Task,

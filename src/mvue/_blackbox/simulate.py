@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from .._core.checks import check_count
-from .._data.shards import FORMAT, Kind, Layout, MemoryShards, ShardFolder, Shards, shard_units_for
+from .._data.shards import (
+    FORMAT,
+    Kind,
+    MemoryShards,
+    ShardFolder,
+    ShardLayout,
+    Shards,
+    shard_units_for,
+)
 from .._data.simulated import SimulatedData, layout_of, look_at, manifest_of
 from .._runtime.host import progress_bar
 from ..exceptions import FailedDrawsWarning, SimulatedDataError, SimulatorError
@@ -102,7 +110,7 @@ def simulate(
     first: list[Result] = []
     if manifest is None:
         kind, first = _first_results(runner, unknowns, template, int(units))
-        layout = Layout(
+        layout = ShardLayout(
             int(repeats), unknowns.names, kind, unknowns.paths, shard_units_for(kind, int(repeats))
         )
     else:
@@ -205,7 +213,7 @@ def _check_settings(
 
 def _write_manifest(
     shards: Shards,
-    layout: Layout,
+    layout: ShardLayout,
     units: int,
     identity: dict[str, Any],
     before: dict[str, Any] | None,

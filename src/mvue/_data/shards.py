@@ -61,7 +61,7 @@ class Shard(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """What every shard of a data set looks like."""
 
     repeats: int
@@ -143,7 +143,12 @@ class ShardFolder:
         self._replace(self.path / "manifest.json", lambda file: file.write_text(text))
 
     def write(
-        self, index: int, layout: Layout, shard: Shard, columns: Columns, failures: list[Failure]
+        self,
+        index: int,
+        layout: ShardLayout,
+        shard: Shard,
+        columns: Columns,
+        failures: list[Failure],
     ) -> None:
         """Write a complete shard, over one that is damaged or shorter."""
         arrays = dict(zip(layout.theta_files(), columns.values(), strict=True))
@@ -168,7 +173,7 @@ class ShardFolder:
         for part in self._parts(index):
             part.unlink(missing_ok=True)
 
-    def read(self, index: int, layout: Layout) -> Shard:
+    def read(self, index: int, layout: ShardLayout) -> Shard:
         """A shard whose arrays are mapped from the files."""
         folder = self._shard(index)
         load = {name: np.load(folder / name, mmap_mode="r") for name in layout.file_names()}
@@ -177,7 +182,7 @@ class ShardFolder:
         )
         return Shard(load["y.npy"], load["x.npy"], load["present.npy"], theta_tree(columns))
 
-    def units_in(self, index: int, layout: Layout) -> int | None:
+    def units_in(self, index: int, layout: ShardLayout) -> int | None:
         """How many units a shard holds; 0 where it is not there, None where it is damaged.
 
         Files of the right size that nobody touched since they were written are taken to be good;
@@ -274,7 +279,12 @@ class MemoryShards:
         """Nothing needs to be said of data that do not outlive the process."""
 
     def write(
-        self, index: int, layout: Layout, shard: Shard, columns: Columns, failures: list[Failure]
+        self,
+        index: int,
+        layout: ShardLayout,
+        shard: Shard,
+        columns: Columns,
+        failures: list[Failure],
     ) -> None:
         """Keep a complete shard."""
         del layout
@@ -282,12 +292,12 @@ class MemoryShards:
             array.setflags(write=False)
         self._shards[index] = (shard, failures)
 
-    def read(self, index: int, layout: Layout) -> Shard:
+    def read(self, index: int, layout: ShardLayout) -> Shard:
         """A shard."""
         del layout
         return self._shards[index][0]
 
-    def units_in(self, index: int, layout: Layout) -> int:
+    def units_in(self, index: int, layout: ShardLayout) -> int:
         """How many units a shard holds; 0 where it is not there."""
         del layout
         return len(self._shards[index][0].y) if index in self._shards else 0

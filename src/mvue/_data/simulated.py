@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..exceptions import SimulatedDataError
-from .shards import Failure, Kind, Layout, Shard, ShardFolder, Shards
+from .shards import Failure, Kind, Shard, ShardFolder, ShardLayout, Shards
 
 
 class SimulatedData:
@@ -27,7 +27,7 @@ class SimulatedData:
         failures: the measurements that could not be simulated: unit, repeat and message of each.
     """
 
-    def __init__(self, shards: Shards, layout: Layout, n_units: int) -> None:
+    def __init__(self, shards: Shards, layout: ShardLayout, n_units: int) -> None:
         self._shards, self._layout = shards, layout
         self.n_units, self.repeats = n_units, layout.repeats
         self.names = layout.names
@@ -113,13 +113,13 @@ class SimulatedData:
         )
 
 
-def shard_sizes(layout: Layout, units: int) -> list[int]:
+def shard_sizes(layout: ShardLayout, units: int) -> list[int]:
     """How many units each shard holds."""
     full, rest = divmod(units, layout.shard_units)
     return [layout.shard_units] * full + [rest] * (rest > 0)
 
 
-def look_at(shards: Shards, layout: Layout, units: int) -> tuple[list[int], list[int]]:
+def look_at(shards: Shards, layout: ShardLayout, units: int) -> tuple[list[int], list[int]]:
     """How many of its units each shard has, and which shards are damaged."""
     sizes = shard_sizes(layout, units)
     there = [shards.units_in(i, layout) for i in range(len(sizes))]
@@ -127,7 +127,7 @@ def look_at(shards: Shards, layout: Layout, units: int) -> tuple[list[int], list
     return [min(found or 0, size) for found, size in zip(there, sizes, strict=True)], damaged
 
 
-def manifest_of(layout: Layout, units: int, identity: dict[str, Any]) -> dict[str, Any]:
+def manifest_of(layout: ShardLayout, units: int, identity: dict[str, Any]) -> dict[str, Any]:
     """What `layout_of` needs, and what the data are."""
     return identity | {
         "units": units,
@@ -137,9 +137,9 @@ def manifest_of(layout: Layout, units: int, identity: dict[str, Any]) -> dict[st
     }
 
 
-def layout_of(manifest: dict[str, Any]) -> Layout:
+def layout_of(manifest: dict[str, Any]) -> ShardLayout:
     """What the shards look like."""
-    return Layout(
+    return ShardLayout(
         repeats=manifest["repeats"],
         names=tuple(manifest["names"]),
         kind=Kind(tuple(manifest["x_shape"]), np.dtype(manifest["x_dtype"])),

@@ -21,7 +21,7 @@ import numpy as np
 from .._data.units import UnitRows, group_rows, kind_of_ids
 from .._serialise.registry import check_shapes, register
 from .open_units import Block, OpenUnits, is_in
-from .totals import Totals, add_up, gram_of
+from .totals import RowSums, add_up, gram_of
 
 SHIFT_SAMPLE = 1024
 SHIFT_FROM = 3.0
@@ -84,7 +84,7 @@ class MomentSummary(NamedTuple):
 
 
 def _check(loaded: "GroupedMoments") -> None:
-    if not isinstance(loaded.totals, Totals) or not isinstance(loaded.open, OpenUnits):
+    if not isinstance(loaded.totals, RowSums) or not isinstance(loaded.open, OpenUnits):
         raise ValueError("the totals are missing")
     p, d = loaded.totals.shift_x.size, loaded.totals.shift_y.size
     for block in loaded.open.blocks:
@@ -109,7 +109,7 @@ class GroupedMoments:
     def __init__(self, max_open_units: int | None = None) -> None:
         self.max_open_units = max_open_units
         self.keyed_by: str | None = None
-        self.totals: Totals | None = None
+        self.totals: RowSums | None = None
         self.open = OpenUnits()
         self.folded_keys = np.empty(0, np.uint64)
         self.folded_units = 0
@@ -228,10 +228,10 @@ class GroupedMoments:
             totals.yy - np.outer(totals.sum_y, totals.sum_y) / n,
         )
 
-    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> Totals:
+    def _blank_totals(self, x: np.ndarray, y: np.ndarray) -> RowSums:
         if self.totals is None:
-            return Totals.about(_shift(x), _shift(y))
-        blank = Totals.about(self.totals.shift_x, self.totals.shift_y)
+            return RowSums.about(_shift(x), _shift(y))
+        blank = RowSums.about(self.totals.shift_x, self.totals.shift_y)
         for name, array, shift in (("x", x, blank.shift_x), ("y", y, blank.shift_y)):
             if array.shape[1] != shift.size:
                 raise ValueError(
@@ -240,7 +240,7 @@ class GroupedMoments:
                 )
         return blank
 
-    def _commit(self, totals: Totals) -> None:
+    def _commit(self, totals: RowSums) -> None:
         # A piece is added up apart and joined here, so that a refused piece leaves no trace.
         self.totals = totals if self.totals is None else self.totals.plus(totals)
 
@@ -290,7 +290,7 @@ def _shift(values: np.ndarray) -> np.ndarray:
     return np.where(far & np.isfinite(mean), mean, 0.0)
 
 
-def _check_same_shape(a: Totals, b: Totals) -> None:
+def _check_same_shape(a: RowSums, b: RowSums) -> None:
     shape_a, shape_b = ((t.shift_x.size, t.shift_y.size) for t in (a, b))
     if shape_a != shape_b:
         raise ValueError(

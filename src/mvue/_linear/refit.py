@@ -220,7 +220,7 @@ def _linear_layers(network: Any) -> list[eqx.nn.Linear]:
     return [node for node in jax.tree.leaves(network, is_leaf=is_linear) if is_linear(node)]
 
 
-class _Source(NamedTuple):
+class _UnitPieces(NamedTuple):
     """Unknowns and their measurements, in pieces as large as memory allows."""
 
     unit: Callable[[Array, Any], Draw]
@@ -229,7 +229,9 @@ class _Source(NamedTuple):
     """How many unknowns each has, and what they have in common."""
 
 
-def _simulated(problem: Problem, key: Key | None, units: int, repeats: int, width: int) -> _Source:
+def _simulated(
+    problem: Problem, key: Key | None, units: int, repeats: int, width: int
+) -> _UnitPieces:
     """Fresh simulations."""
     if key is None:
         raise ValueError("key must be given to simulate a problem, got None")
@@ -240,10 +242,10 @@ def _simulated(problem: Problem, key: Key | None, units: int, repeats: int, widt
     size = int(np.clip(PIECE_NUMBERS // (repeats * max(numbers, width)), 1, units))
     key = key_for("refit", key)
     pieces = [(size, functools.partial(jr.fold_in, key, i)) for i in range(-(-units // size))]
-    return _Source(lambda number, key: problem.draw_unit(key, number, repeats), pieces)
+    return _UnitPieces(lambda number, key: problem.draw_unit(key, number, repeats), pieces)
 
 
-def _fixed(data: Draw, width: int) -> _Source:
+def _fixed(data: Draw, width: int) -> _UnitPieces:
     """Data that are there."""
     n, repeats = jax.tree.leaves(data.x)[0].shape[:2]
     if repeats < 2:
@@ -257,11 +259,11 @@ def _fixed(data: Draw, width: int) -> _Source:
         return jax.tree.map(lambda leaf: leaf[number], piece)
 
     starts = range(0, n, size)
-    return _Source(unit, [(min(size, n - i), functools.partial(piece, i)) for i in starts])
+    return _UnitPieces(unit, [(min(size, n - i), functools.partial(piece, i)) for i in starts])
 
 
 def _moments(
-    source: _Source, rows: Callable[[Draw], tuple[Array, Array]]
+    source: _UnitPieces, rows: Callable[[Draw], tuple[Array, Array]]
 ) -> tuple[GroupedMoments, int, int]:
     """Moments of the rows of all unknowns that are finite, how many are not, and of how many.
 

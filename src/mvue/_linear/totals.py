@@ -14,7 +14,7 @@ from .._serialise.registry import check_shapes, register
 BLOCK_ROWS = 5120
 
 
-def _check(loaded: "Totals") -> None:
+def _check(loaded: "RowSums") -> None:
     p, d = np.size(loaded.shift_x), np.size(loaded.shift_y)
     check_shapes(loaded, shift_x=(p,), sum_x=(p,), shift_y=(d,), sum_y=(d,))
     check_shapes(loaded, xx=(p, p), between=(p, p), xy=(p, d), yy=(d, d))
@@ -25,7 +25,7 @@ def _check(loaded: "Totals") -> None:
     fields=("shift_x", "shift_y", "weight", "sum_x", "sum_y", "xx", "between", "xy", "yy"),
     check=_check,
 )
-class Totals:
+class RowSums:
     """Sums over rows about a shift, and the part between units of those that are folded."""
 
     def __init__(self, **fields: Any) -> None:
@@ -40,7 +40,7 @@ class Totals:
         self.yy: np.ndarray = fields["yy"]
 
     @classmethod
-    def about(cls, shift_x: np.ndarray, shift_y: np.ndarray) -> "Totals":
+    def about(cls, shift_x: np.ndarray, shift_y: np.ndarray) -> "RowSums":
         p, d = shift_x.size, shift_y.size
         return cls(
             shift_x=shift_x,
@@ -54,15 +54,15 @@ class Totals:
             yy=np.zeros((d, d)),
         )
 
-    def copy(self) -> "Totals":
-        return Totals(
+    def copy(self) -> "RowSums":
+        return RowSums(
             **{
                 name: value.copy() if isinstance(value, np.ndarray) else value
                 for name, value in vars(self).items()
             }
         )
 
-    def plus(self, other: "Totals") -> "Totals":
+    def plus(self, other: "RowSums") -> "RowSums":
         """The sum of two totals about the same shift."""
         shifts = {"shift_x": self.shift_x, "shift_y": self.shift_y}
         sums = {
@@ -70,7 +70,7 @@ class Totals:
             for name, value in vars(self).items()
             if name not in shifts
         }
-        return Totals(**shifts, **sums)
+        return RowSums(**shifts, **sums)
 
     def add_units(
         self, gram: np.ndarray, scaled_sums: np.ndarray, weight: np.ndarray, y: np.ndarray
@@ -97,7 +97,7 @@ class Totals:
         """Take up the part between units of units that will not grow any more."""
         self.between += scaled_sums.T @ scaled_sums
 
-    def moved(self, target: "Totals", open_weight: float, open_sum: Any) -> "Totals":
+    def moved(self, target: "RowSums", open_weight: float, open_sum: Any) -> "RowSums":
         """The same totals about the shift of another accumulator."""
         step_x, step_y = self.shift_x - target.shift_x, self.shift_y - target.shift_y
         folded_sum, folded_weight = self.sum_x - open_sum, self.weight - open_weight
@@ -111,7 +111,7 @@ class Totals:
                 + n * np.outer(step_a, step_b)
             )
 
-        return Totals(
+        return RowSums(
             shift_x=target.shift_x,
             shift_y=target.shift_y,
             weight=n,
@@ -125,8 +125,8 @@ class Totals:
 
 
 def add_up(
-    blank: Totals, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
-) -> tuple[Totals, np.ndarray, np.ndarray]:
+    blank: RowSums, x: np.ndarray, rows: UnitRows, weights: np.ndarray | None, keep: np.ndarray
+) -> tuple[RowSums, np.ndarray, np.ndarray]:
     """Totals of rows; returns also weights and scaled sums of units to keep; others are folded.
 
     Blocks of rows are shared out among threads, each of which multiplies matrices by itself:
@@ -136,7 +136,7 @@ def add_up(
     place = np.concatenate([[0], np.cumsum(keep)])
     kept = np.empty((place[-1], x.shape[1]))
 
-    def work(share: list[tuple[int, int]]) -> Totals:
+    def work(share: list[tuple[int, int]]) -> RowSums:
         totals = blank.copy()
         for first, last in share:
             scaled_sums = _add_block(totals, x, rows, weights, first, last)
@@ -147,11 +147,11 @@ def add_up(
         return totals
 
     parts = in_threads(work, _blocks(rows.starts))
-    return functools.reduce(Totals.plus, parts), weight[keep], kept
+    return functools.reduce(RowSums.plus, parts), weight[keep], kept
 
 
 def _add_block(
-    totals: Totals,
+    totals: RowSums,
     x: np.ndarray,
     rows: UnitRows,
     weights: np.ndarray | None,

@@ -26,7 +26,7 @@ class DatasetError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class SourceFile:
     """The file of a data set."""
 
     name: str
@@ -42,7 +42,7 @@ class Source:
         return Path(self.name) / self.file
 
 
-def fetch(source: Source) -> Path:
+def fetch(source: SourceFile) -> Path:
     """The path of the file, which is downloaded if it is nowhere on this machine.
 
     Args:
@@ -87,7 +87,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fetch_into(target: Path, source: Source) -> None:
+def _fetch_into(target: Path, source: SourceFile) -> None:
     """Download, unpack, check, and only then give the file its name."""
     download = _downloader()
     target.parent.mkdir(parents=True, exist_ok=True)

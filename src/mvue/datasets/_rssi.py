@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ._fetch import Source, fetch
+from ._fetch import SourceFile, fetch
 
-SOURCE = Source(
+SOURCE = SourceFile(
     name="rssi",
     file="iBeacon_RSSI_Labeled.csv",
     sha256="2be36c37b2dd34e1eb59420d358a7cc4078718f6b5d49cbf4598753a2b4fecc9",

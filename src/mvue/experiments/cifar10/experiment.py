@@ -11,7 +11,7 @@ from ..._display.pages import Section
 from .._common import Experiment, Findings, Option, OptionError, Run, as_text, estimate_microseconds
 from .labels import HELP, PACKAGED
 from .measures import AVERAGED
-from .runs import VARIANTS, Judged, Settings, prepare, run_pair
+from .runs import VARIANTS, JudgedStudent, Settings, prepare, run_pair
 from .students import SOFT_LOSSES, TEMPERATURE
 
 MAIN = AVERAGED[0]
@@ -37,7 +37,7 @@ DEVIATIONS = (
     "Both students of a seed start from the same weights and see the same crops of the same "
     "images, so that their difference is paired.",
 )
-Pairs = Mapping[str, Mapping[str, Sequence[Judged]]]
+Pairs = Mapping[str, Mapping[str, Sequence[JudgedStudent]]]
 """By loss, and by kind of student: one entry for each seed."""
 
 
@@ -56,7 +56,7 @@ def body(run: Run) -> Findings:
     labels = material.soft_labels.source
     run.say(f"{material.source}; soft labels: {labels}")
     problem = material.problem()
-    judged: dict[str, dict[str, list[Judged]]] = {}
+    judged: dict[str, dict[str, list[JudgedStudent]]] = {}
     entries: dict[str, dict[str, Any]] = {}
     for loss in losses:
         judged[loss] = {kind: [] for kind in SOFT_LOSSES}
@@ -153,13 +153,13 @@ def entry_name(kind: str, loss: str) -> str:
     return kind if loss == "text" else f"{kind}_{loss}"
 
 
-def in_words(one: Judged) -> str:
+def in_words(one: JudgedStudent) -> str:
     """Accuracy of one student, mean over checkpoints."""
     curve = one.accuracy[MAIN].mean(axis=0)
     return f"accuracy {curve[0]:.4f} with 1 crop, {curve[-1]:.4f} with {len(curve)}"
 
 
-def entry(found: Sequence[Judged]) -> dict[str, Any]:
+def entry(found: Sequence[JudgedStudent]) -> dict[str, Any]:
     """What all seeds of one kind of student gave, for ``results.json``."""
     return {
         "accuracy": {
@@ -176,12 +176,12 @@ def entry(found: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def checkpoint_sd(found: Sequence[Judged], way: str) -> np.ndarray:
+def checkpoint_sd(found: Sequence[JudgedStudent], way: str) -> np.ndarray:
     """Standard deviation over checkpoints for each number of crops, averaged over seeds."""
     return np.mean([one.accuracy[way].std(axis=0, ddof=1) for one in found], axis=0)
 
 
-def paired_difference(pair: Mapping[str, Sequence[Judged]], way: str) -> Difference:
+def paired_difference(pair: Mapping[str, Sequence[JudgedStudent]], way: str) -> Difference:
     """Of the two students of each seed, each a mean over checkpoints."""
     curves = {
         kind: np.stack([one.accuracy[way].mean(axis=0) for one in found])

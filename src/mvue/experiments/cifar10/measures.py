@@ -68,7 +68,7 @@ def _accuracy(scores: np.ndarray, labels: np.ndarray, m: int) -> float:
     return float((averages.argmax(axis=-1) == labels[:, None]).mean())
 
 
-class Moments(NamedTuple):
+class SoftLabelMoments(NamedTuple):
     """Of the soft labels that a student estimates, over crops of each image; sums over classes."""
 
     squared_bias: float
@@ -81,12 +81,14 @@ class Moments(NamedTuple):
         return self.squared_bias + self.variance / crops
 
 
-def soft_label_moments(logits: Float[np.ndarray, "n c 10"], soft_labels: np.ndarray) -> Moments:
+def soft_label_moments(
+    logits: Float[np.ndarray, "n c 10"], soft_labels: np.ndarray
+) -> SoftLabelMoments:
     """Squared bias, without the share of the variance that a mean over crops has, and variance."""
     q = softmax(logits.astype(np.float64) / TEMPERATURE)
     variance = q.var(axis=1, ddof=1).sum(axis=-1)
     bias2 = np.square(q.mean(axis=1) - soft_labels).sum(axis=-1) - variance / q.shape[1]
-    return Moments(*_mean_and_se(bias2), *_mean_and_se(variance))
+    return SoftLabelMoments(*_mean_and_se(bias2), *_mean_and_se(variance))
 
 
 def _mean_and_se(values: np.ndarray) -> tuple[float, float]:

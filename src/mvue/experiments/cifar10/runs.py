@@ -15,7 +15,7 @@ import mvue
 from ...datasets import CIFAR10, DatasetError, cifar10
 from .._common import Run
 from .labels import HARD, PACKAGED, SoftLabels, soft_labels
-from .measures import Moments, accuracy_by_crops, crop_logits, soft_label_moments
+from .measures import SoftLabelMoments, accuracy_by_crops, crop_logits, soft_label_moments
 from .students import (
     CLASSES,
     SIDE,
@@ -93,7 +93,7 @@ class Material(NamedTuple):
         )
 
 
-class Trained(NamedTuple):
+class TrainedStudent(NamedTuple):
     """One student."""
 
     checkpoints: list[Student]
@@ -101,14 +101,14 @@ class Trained(NamedTuple):
     loss: str
 
 
-class Judged(NamedTuple):
+class JudgedStudent(NamedTuple):
     """What was measured of one student."""
 
     accuracy: dict[str, np.ndarray]
     """(checkpoints, crops), for each way to average."""
-    seen: Moments
+    seen: SoftLabelMoments
     """On images that it learned from, at the end."""
-    held_out: Moments
+    held_out: SoftLabelMoments
 
 
 def prepare(run: Run) -> Material:
@@ -150,7 +150,7 @@ def made_up_images(s: Settings, seed: int) -> CIFAR10:
 
 def run_pair(
     run: Run, material: Material, problem: mvue.Problem, variant: str, seed: int
-) -> dict[str, tuple[Trained, Judged]]:
+) -> dict[str, tuple[TrainedStudent, JudgedStudent]]:
     """Train and judge both students of a seed: the same first weights, the same crops.
 
     Side by side, because a network this small keeps no more than one core busy.
@@ -159,7 +159,7 @@ def run_pair(
     key, network_key = jr.split(pair_key)
     first = Student(network_key)
 
-    def work(kind: str) -> tuple[Trained, Judged]:
+    def work(kind: str) -> tuple[TrainedStudent, JudgedStudent]:
         trained = train(run, problem, first, kind, variant, seed, key)
         return trained, judge(trained, material, run.settings, crop_key)
 
@@ -175,7 +175,7 @@ def train(
     variant: str,
     seed: int,
     key: Array,
-) -> Trained:
+) -> TrainedStudent:
     """One student, by SGD in equal parts; checkpoints are the ends of the last of them."""
     s: Settings = run.settings
     parts = s.checkpoints + s.unchecked_parts
@@ -201,10 +201,10 @@ def train(
         student = cast(Student, fit.estimator)
         if part >= parts - s.checkpoints:
             checkpoints.append(student)
-    return Trained(checkpoints, time.perf_counter() - started, loss.describe(s.repeats))
+    return TrainedStudent(checkpoints, time.perf_counter() - started, loss.describe(s.repeats))
 
 
-def judge(trained: Trained, material: Material, s: Settings, key: Array) -> Judged:
+def judge(trained: TrainedStudent, material: Material, s: Settings, key: Array) -> JudgedStudent:
     """Accuracy on the test images, bias and variance on training images, by the same crops."""
     data, values = material.data, material.soft_labels.values
     found = [
@@ -212,11 +212,11 @@ def judge(trained: Trained, material: Material, s: Settings, key: Array) -> Judg
         for student in trained.checkpoints
     ]
 
-    def moments(rows: np.ndarray) -> Moments:
+    def moments(rows: np.ndarray) -> SoftLabelMoments:
         logits = crop_logits(trained.checkpoints[-1], data.x_train[rows], key, s.crops)
         return soft_label_moments(logits, values[rows])
 
-    return Judged(
+    return JudgedStudent(
         {way: np.stack([one[way] for one in found]) for way in found[0]},
         moments(material.seen[: s.held_out]),
         moments(material.held_out),

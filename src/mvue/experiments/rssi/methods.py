@@ -83,7 +83,7 @@ class Measures(NamedTuple):
     """Unbiased squared bias, all locations with at least two rows: the primary one."""
 
 
-class Trained(NamedTuple):
+class TrainedMethod(NamedTuple):
     """A method fitted to training rows."""
 
     predict: Callable[[np.ndarray], np.ndarray]
@@ -142,7 +142,7 @@ def measure(y: np.ndarray, estimates: np.ndarray, many: int = MANY) -> Measures:
 
 def network(
     bias_weight: float, steps: int, s: Settings, x: np.ndarray, y: np.ndarray, seed: int
-) -> Trained:
+) -> TrainedMethod:
     """The paper's network with a penalty."""
     begun = time.perf_counter()
     model = BCERegressor(
@@ -155,7 +155,7 @@ def network(
         early_stopping=False,
         random_state=seed,
     ).fit(x, y)
-    return Trained(model.predict, time.perf_counter() - begun)
+    return TrainedMethod(model.predict, time.perf_counter() - begun)
 
 
 class Choice(NamedTuple):
@@ -201,7 +201,7 @@ def choose(table: Table, s: Settings, splits: list[np.ndarray], seed: int) -> Ch
     return Choice(chosen, best, {lam: (float(m), float(b)) for lam, (m, b) in held.items()})
 
 
-def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, Trained]:
+def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, TrainedMethod]:
     """Linear BCE on random Fourier features: one pass over the data for all λ."""
     begun = time.perf_counter()
     features = make_pipeline(
@@ -215,13 +215,13 @@ def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, Tr
             begun = time.perf_counter()
             first.set_params(bias_weight=lam).coef_  # noqa: B018  # solved when it is asked for
             model = copy.copy(first)
-            found[linear_name(lam)] = Trained(
+            found[linear_name(lam)] = TrainedMethod(
                 make_pipeline(features, model).predict, shared + time.perf_counter() - begun
             )
     return found
 
 
-def classical(name: str, s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> Trained:
+def classical(name: str, s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> TrainedMethod:
     """What scikit-learn offers."""
     models: dict[str, Any] = {
         "ridge": make_pipeline(StandardScaler(), RidgeCV(np.geomspace(1e-2, 1e3, 11))),
@@ -230,13 +230,13 @@ def classical(name: str, s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -
     }
     begun = time.perf_counter()
     model = models[name].fit(x, y)
-    return Trained(model.predict, time.perf_counter() - begun)
+    return TrainedMethod(model.predict, time.perf_counter() - begun)
 
 
 CLASSICAL = ("ridge", "knn", "random_forest")
 
 
-Method = Callable[[np.ndarray, np.ndarray, int], dict[str, Trained]]
+Method = Callable[[np.ndarray, np.ndarray, int], dict[str, TrainedMethod]]
 
 
 def methods_of(s: Settings, steps: dict[float, int]) -> list[Method]:

@@ -20,7 +20,7 @@ from .figures import plot_biases, plot_overview
 from .results import (
     BIAS_BAND,
     MSE_BAND,
-    Judged,
+    JudgedProblem,
     control_rows,
     learned_rows,
     prior_rows,
@@ -167,7 +167,7 @@ def model_range(entry: Textbook) -> Any:
     return SCALAR_RANGE[entry.name]
 
 
-def judge(run: Run, entry: Textbook) -> Judged:
+def judge(run: Run, entry: Textbook) -> JudgedProblem:
     """Train and assess on one problem."""
     fits = train(run, entry)
     against = "mvue" if entry.mvue is not None else "reference"
@@ -192,7 +192,7 @@ def judge(run: Run, entry: Textbook) -> Judged:
     count = min(TIMED_MEASUREMENTS, run.settings.repeats)
     drawn = entry.problem.draw(key_of(run, entry, "timing"), count, 1)
     x = jax.tree.map(lambda leaf: leaf[:, 0], drawn.x)
-    return Judged(
+    return JudgedProblem(
         entry=entry,
         report=report,
         against=against,
@@ -262,7 +262,7 @@ def body(run: Run) -> Findings:
     )
 
 
-def problem_rows(problems: list[Judged]) -> list[list[str]]:
+def problem_rows(problems: list[JudgedProblem]) -> list[list[str]]:
     """What each problem is."""
     return [
         ["problem", "kind", "unknown"],
@@ -270,7 +270,7 @@ def problem_rows(problems: list[Judged]) -> list[list[str]]:
     ]
 
 
-def lead(problems: list[Judged]) -> str:
+def lead(problems: list[JudgedProblem]) -> str:
     """The finding in two sentences."""
     judged = [one for one in problems if not one.is_control]
     within = sum(bool(one.is_within("bce")) for one in judged)

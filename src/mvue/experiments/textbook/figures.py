@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._display.figures import new_figure, share_legend, use_log_axis
-from .results import BIAS_BAND, MSE_BAND, Judged
+from .results import BIAS_BAND, MSE_BAND, JudgedProblem
 
 ROW = 0.62
 DODGE = 0.72  # of a row
@@ -15,7 +15,7 @@ COLUMNS = 4
 MSE_SHOWN = (0.2, 20.0)
 
 
-class Look(NamedTuple):
+class SeriesStyle(NamedTuple):
     """How an estimator is drawn; open markers and dashes are the second prior."""
 
     colour: str
@@ -25,16 +25,16 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    "mvue": Look("0.45", "|", True, "exact MVUE (noise alone) or reference"),
-    "mle": Look("#009E73", "D", True, "mle"),
-    "emmse": Look("#D55E00", "s", True, "emmse"),
-    "emmse_second": Look("#D55E00", "s", False, "emmse, second prior"),
-    "bce": Look("#0072B2", "o", True, "bce"),
-    "bce_second": Look("#0072B2", "o", False, "bce, second prior"),
+    "mvue": SeriesStyle("0.45", "|", True, "exact MVUE (noise alone) or reference"),
+    "mle": SeriesStyle("#009E73", "D", True, "mle"),
+    "emmse": SeriesStyle("#D55E00", "s", True, "emmse"),
+    "emmse_second": SeriesStyle("#D55E00", "s", False, "emmse, second prior"),
+    "bce": SeriesStyle("#0072B2", "o", True, "bce"),
+    "bce_second": SeriesStyle("#0072B2", "o", False, "bce, second prior"),
 }
 
 
-def plot_overview(problems: Sequence[Judged]) -> Any:
+def plot_overview(problems: Sequence[JudgedProblem]) -> Any:
     """Worst bias and range of MSE, a row for each problem."""
     figure = new_figure(12, 1.5 + ROW * len(problems))
     bias, mse = figure.subplots(1, 2, sharey=True)
@@ -61,7 +61,7 @@ def plot_overview(problems: Sequence[Judged]) -> Any:
     return figure
 
 
-def _draw_row(bias: Any, mse: Any, row: int, one: Judged) -> None:
+def _draw_row(bias: Any, mse: Any, row: int, one: JudgedProblem) -> None:
     places = np.linspace(-DODGE / 2, DODGE / 2, len(LOOKS))
     for (name, look), shift in zip(LOOKS.items(), places, strict=True):
         known = one.against if name == "mvue" else name
@@ -99,7 +99,7 @@ def _draw_row(bias: Any, mse: Any, row: int, one: Judged) -> None:
             ax.axhspan(row - 0.5, row + 0.5, color="0.96", zorder=0)
 
 
-def plot_biases(problems: Sequence[Judged]) -> Any:
+def plot_biases(problems: Sequence[JudgedProblem]) -> Any:
     """Bias along the range of the unknown, a panel for each problem."""
     columns = min(COLUMNS, len(problems))
     rows = -(-len(problems) // columns)
@@ -143,7 +143,7 @@ def plot_biases(problems: Sequence[Judged]) -> Any:
     return figure
 
 
-def _axis(one: Judged) -> tuple[np.ndarray, str, bool]:
+def _axis(one: JudgedProblem) -> tuple[np.ndarray, str, bool]:
     """What to draw a bias against, its name, and whether the values lie on one line.
 
     That is the first component of y; or theta, if it is one number and y neither rises nor falls.

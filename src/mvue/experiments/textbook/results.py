@@ -30,7 +30,7 @@ class Measured(NamedTuple):
         return f"{self.value:.{digits}f} ± {self.se:.{digits}f}"
 
 
-class Span(NamedTuple):
+class RatioRange(NamedTuple):
     """The smallest and the largest of some ratios."""
 
     low: Measured
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class JudgedProblem:
     """All estimators on one problem."""
 
     entry: Textbook
@@ -79,7 +79,7 @@ class Judged:
         """The largest |bias| / sd."""
         return _largest(*self.bias(name))
 
-    def mse(self, name: str, other: str | None = None) -> Span | None:
+    def mse(self, name: str, other: str | None = None) -> RatioRange | None:
         """MSE over that of another estimator, by default the best, on the same measurements."""
         if name not in self.report.estimators or self.is_control:
             return None
@@ -150,13 +150,13 @@ class Judged:
         }
 
 
-def summarize(problems: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+def summarize(problems: Sequence[JudgedProblem]) -> dict[str, dict[str, Any]]:
     """One entry for each estimator: the worst over the problems, controls apart."""
     names = dict.fromkeys(name for one in problems for name in one.report.estimators)
     return {name: _summary(name, problems) for name in names}
 
 
-def _summary(name: str, problems: Sequence[Judged]) -> dict[str, Any]:
+def _summary(name: str, problems: Sequence[JudgedProblem]) -> dict[str, Any]:
     seen = [one for one in problems if name in one.report.estimators]
     judged = [one for one in seen if not one.is_control]
     result: dict[str, Any] = {
@@ -186,7 +186,7 @@ def _summary(name: str, problems: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def learned_rows(problems: Sequence[Judged]) -> list[list[str]]:
+def learned_rows(problems: Sequence[JudgedProblem]) -> list[list[str]]:
     """The unbiased estimators under both priors."""
     rows = [["problem", "bce\n|bias|/sd", "bce\nMSE/MVUE", "2nd prior\n|bias|/sd"]]
     rows[0] += ["2nd prior\nMSE/MVUE", "in both\nbands", "training\ns"]
@@ -197,7 +197,7 @@ def learned_rows(problems: Sequence[Judged]) -> list[list[str]]:
     return rows
 
 
-def prior_rows(problems: Sequence[Judged]) -> list[list[str]]:
+def prior_rows(problems: Sequence[JudgedProblem]) -> list[list[str]]:
     """What the second prior changes."""
     rows = [["problem", "bce: change\nof bias/sd", "bce: MSE\n2nd/1st prior", "priors\nagree"]]
     rows[0] += ["emmse: change\nof bias/sd", "emmse: MSE\n2nd/1st prior"]
@@ -207,7 +207,7 @@ def prior_rows(problems: Sequence[Judged]) -> list[list[str]]:
     return rows
 
 
-def rival_rows(problems: Sequence[Judged]) -> list[list[str]]:
+def rival_rows(problems: Sequence[JudgedProblem]) -> list[list[str]]:
     """Maximum likelihood, and the posterior mean under both priors."""
     names = {"mle": "mle", "emmse": "emmse", "emmse_second": "2nd prior"}
     headers = [f"{name}\n{what}" for name in names.values() for what in ("|bias|/sd", "MSE/MVUE")]
@@ -218,7 +218,7 @@ def rival_rows(problems: Sequence[Judged]) -> list[list[str]]:
     return rows
 
 
-def control_rows(problems: Sequence[Judged]) -> list[list[str]]:
+def control_rows(problems: Sequence[JudgedProblem]) -> list[list[str]]:
     """The bias that is left where no estimator is unbiased."""
     names = ("reference", "mle", "emmse", "emmse_second", "bce", "bce_second")
     headers = [f"{name.replace('_second', ', 2nd')}\n|bias|/sd" for name in names]
@@ -230,11 +230,11 @@ def control_rows(problems: Sequence[Judged]) -> list[list[str]]:
     return rows if len(rows) > 1 else []
 
 
-def _with_a_best(problems: Sequence[Judged]) -> list[Judged]:
+def _with_a_best(problems: Sequence[JudgedProblem]) -> list[JudgedProblem]:
     return [one for one in problems if not one.is_control]
 
 
-def _cells(one: Judged, name: str, digits: int = 3) -> list[str]:
+def _cells(one: JudgedProblem, name: str, digits: int = 3) -> list[str]:
     """Bias and MSE as text."""
     if name not in one.report.estimators:
         return ["–", "–"]
@@ -242,7 +242,7 @@ def _cells(one: Judged, name: str, digits: int = 3) -> list[str]:
     return [one.worst_bias(name).text(digits), "–" if ratio is None else ratio.text(digits)]
 
 
-def _changes(one: Judged, name: str) -> list[str]:
+def _changes(one: JudgedProblem, name: str) -> list[str]:
     """What the second prior changes, as text."""
     ratio = one.mse(f"{name}_second", name)
     return [one.gap(name).text(), "–" if ratio is None else ratio.text()]
@@ -252,7 +252,7 @@ def _word(holds: bool | None) -> str:
     return {True: "yes", False: "no", None: "–"}[holds]
 
 
-def _seconds(one: Judged, *names: str) -> str:
+def _seconds(one: JudgedProblem, *names: str) -> str:
     return f"{sum(one.fits[name].seconds for name in names):.0f}"
 
 
@@ -264,9 +264,9 @@ def _largest(values: np.ndarray, errors: np.ndarray) -> Measured:
     return Measured(float(sizes[i]), float(errors.ravel()[i]))
 
 
-def _span(values: np.ndarray, errors: np.ndarray) -> Span:
+def _span(values: np.ndarray, errors: np.ndarray) -> RatioRange:
     if not np.isfinite(values).any():
-        return Span(Measured(np.nan, np.nan), Measured(np.nan, np.nan))
+        return RatioRange(Measured(np.nan, np.nan), Measured(np.nan, np.nan))
     ends = int(np.nanargmin(values)), int(np.nanargmax(values))
     low, high = (Measured(float(values[i]), float(errors[i])) for i in ends)
-    return Span(low, high)
+    return RatioRange(low, high)
