@@ -1,15 +1,13 @@
 """The outcome of an assessment: numbers first, then text, tables and pictures of them."""
 
 import dataclasses
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from .._core.types import Theta
-from .._display.tables import text_table
+from .._display.tables import Rows, html_of, text_of
 from .._serialise.text import json_text, write_atomically
 from .moments import ErrorMoments
 from .tables import summary_rows, value_rows
@@ -228,19 +226,19 @@ class Report:
             raise KeyError(f"no estimator named {name!r}; there are {list(self.estimators)}")
         return name
 
-    def __str__(self) -> str:
-        # Wide enough for any number of estimators: a table that is cut loses numbers.
-        console = Console(file=io.StringIO(), width=10_000, color_system=None, highlight=False)
-        console.print(
+    def _parts(self) -> list[str | Rows]:
+        """What is shown, as lines and tables."""
+        headline = (
             f"Assessment at {len(self.y)} values of {', '.join(self.names)}, "
-            f"{self.repeats:,} repeats each",
-            markup=False,
+            f"{self.repeats:,} repeats each"
         )
-        if self.bound_note:
-            console.print(self.bound_note, markup=False)
-        console.print(text_table(summary_rows(self)))
-        console.print(text_table(value_rows(self)))
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+        notes = [self.bound_note] if self.bound_note else []
+        return [headline, *notes, summary_rows(self), value_rows(self)]
+
+    def __str__(self) -> str:
+        return text_of(*self._parts())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_of(*self._parts())

@@ -10,6 +10,7 @@ import jax.random as jr
 import numpyro
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from .._display.tables import labelled_html
 from ..exceptions import SimulatorError
 from .checks import check_count, checked_names, describe_shapes
 from .keys import fold_in_each
@@ -196,13 +197,20 @@ class Problem:
         if shape != (d, d):
             raise ValueError(f"crb(theta) must return a matrix of shape ({d}, {d}), got {shape}")
 
-    def __repr__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
+        """What is estimated, from what, and what is known, each with a label."""
         x, _ = self.shapes()
         kind = "exchangeable " if self.exchangeable else ""
         known = [name for name in ("log_likelihood", "crb") if getattr(self, name) is not None]
-        return f"Problem(y = ({', '.join(self.names or ())}), x = {kind}{describe_shapes(x)}" + (
-            f", known: {', '.join(known)})" if known else ")"
-        )
+        rows = [("y", f"({', '.join(self.names or ())})"), ("x", f"{kind}{describe_shapes(x)}")]
+        return [*rows, ("known", ", ".join(known))] if known else rows
+
+    def __repr__(self) -> str:
+        (_, y), (_, x), *known = self._rows()
+        return f"Problem(y = {y}, x = {x}{''.join(f', known: {text}' for _, text in known)})"
+
+    def _repr_html_(self) -> str:
+        return labelled_html("Problem", self._rows())
 
 
 def refusal(problem: Problem, theta: Theta) -> str | None:

@@ -1,5 +1,6 @@
 """Figures in one style: series with bands of standard errors, bounds, one legend."""
 
+import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,9 +19,22 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX"
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows as the value of a cell.
+
+    Those of matplotlib are shown by pyplot only, which keeps all of them and so would show them
+    twice.
+    """
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure in the house style; no global state is touched."""
-    return Figure(figsize=(width, height), layout="constrained", dpi=130)
+    return ShownFigure(figsize=(width, height), layout="constrained", dpi=130)
 
 
 def draw_series(

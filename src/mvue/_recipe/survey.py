@@ -24,6 +24,7 @@ from .._core.problem import Draw, Problem
 from .._core.ranges import Coordinates, coordinates_of
 from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
 from .._core.types import Key, Theta
+from .._display.tables import html_of
 from .._runtime.jit import jit
 from .exchangeability import describe_sets, sets_in
 from .sensitivity import POINTS, STEP, Line, Look, distance_along, refined
@@ -90,6 +91,21 @@ class Survey:
             for r in self.ranges
         ]
         return "\n".join([*lines, self.note])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        header = ["parameter", "training range", "range of interest", "standard deviations wide"]
+        rows = [
+            [
+                r.name,
+                f"{r.training[0]:.3g} … {r.training[1]:.3g}",
+                f"{r.interest[0]:.3g} … {r.interest[1]:.3g}",
+                f"{r.width:.1f}",
+            ]
+            for r in self.ranges
+        ]
+        return html_of(*([[header, *rows]] if rows else []), self.note)
 
 
 def survey(problem: Problem, *, key: Key) -> Survey:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .._core.problem import Problem
 from .._core.types import Estimator
+from .._display.tables import labelled_html, labelled_text
 from .._recipe.survey import Survey
 from .._serialise.registry import register
 from .input_range import TrainedOn
@@ -82,31 +83,39 @@ class Fit:
     trained_on: TrainedOn | None = None
     """What the data looked like; None for training on simulations."""
 
-    def __str__(self) -> str:
+    def _headline(self) -> str:
+        return (
+            f"Fit: {self.outcome} after {self.step:,} of {self.settings['steps']:,} steps in "
+            f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)"
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What it is and how good, each with a label."""
         s, seen = self.settings, self.held_out
-        lines = [
-            f"Fit: {self.outcome} after {self.step:,} of {s['steps']:,} steps in "
-            f"{self.seconds:.1f} s ({self.compile_seconds:.1f} s before the first)",
-            f"  loss      {s['loss']}; {s['batch']}",
-            f"  network   {s['network']}; {self.weights}",
-        ]
-        lines += [
-            f"  {'' if i else 'training':<9} {line}"
-            for i, line in enumerate(s["training"].splitlines())
-        ]
-        line = f"  held out  MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
+        held_out = f"MSE {seen['mse']:.4g} ± {seen['mse_se']:.1g}"
         if np.isfinite(seen["squared_bias"]):
-            line += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
-        lines.append(f"{line} ({s['held_out']})")
+            held_out += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
+        rows = [
+            ("loss", f"{s['loss']}; {s['batch']}"),
+            ("network", f"{s['network']}; {self.weights}"),
+            ("training", s["training"]),
+            ("held out", f"{held_out} ({s['held_out']})"),
+        ]
         if self.nonfinite:
-            lines.append(
-                f"  warning   {self.nonfinite:,} unknowns with non-finite simulations were left out"
-            )
+            left_out = f"{self.nonfinite:,} unknowns with non-finite simulations were left out"
+            rows.append(("warning", left_out))
         if self.outcome is Outcome.DIVERGED:
-            lines.append(
-                f"  warning   the loss or the weights were not finite at step {self.step + 1:,}: "
+            diverged = (
+                f"the loss or the weights were not finite at step {self.step + 1:,}: "
                 "try a smaller learning rate, or weights that even out the errors"
             )
-        return "\n".join(lines)
+            rows.append(("warning", diverged))
+        return rows
+
+    def __str__(self) -> str:
+        return labelled_text(self._headline(), self._rows())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return labelled_html(self._headline(), self._rows())
