@@ -150,6 +150,114 @@ def test_bad_problems_are_refused(call, error, message):
         call()
 
 
+def by_converting(key, t):
+    return np.asarray(t) + 1.0
+
+
+def by_float(key, t):
+    return float(t) + jr.normal(key, (4,))
+
+
+def by_branching(key, t):
+    return t + jr.normal(key, (4,)) if t > 0.5 else jr.normal(key, (4,))
+
+
+def by_numpy_noise(key, t):
+    return np.random.default_rng(0).normal(t, 1.0, 4)
+
+
+def by_seeding_with_the_key(key, t):
+    return np.random.default_rng(key).normal(size=4)
+
+
+def by_filling_an_array(key, t):
+    x = np.zeros(4)
+    x[0] = t
+    return x
+
+
+def by_assigning_in_place(key, t):
+    x = jr.normal(key, (4,))
+    x[0] = t
+    return x
+
+
+def by_repeating(key, t):
+    return sum(jr.normal(key, (4,)) for _ in range((10 * t).astype(int)))
+
+
+def by_formatting(key, t):
+    return t + jr.normal(key, (len(f"{t:.3f}"),))
+
+
+def with_another_name_for_rng(t, generator):
+    return generator.normal(1.0, 1.0, 4)
+
+
+@pytest.mark.parametrize(
+    "simulate",
+    [
+        by_converting,
+        by_float,
+        by_branching,
+        by_numpy_noise,
+        by_seeding_with_the_key,
+        by_filling_an_array,
+        by_assigning_in_place,
+        by_repeating,
+        by_formatting,
+        with_another_name_for_rng,
+    ],
+)
+def test_a_simulator_in_numpy_is_told_of_simulate(simulate):
+    with pytest.raises(mvue.exceptions.SimulatorError, match="is not written in JAX") as error:
+        mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
+    message = str(error.value)
+    assert "simulate(key, theta)" in message
+    assert "jax.numpy and jax.random" in message
+    assert "data = mvue.simulate(simulator, prior)" in message
+    assert "fit = mvue.fit_data(data, key=jax.random.key(0))" in message
+
+
+@pytest.mark.parametrize(
+    "simulate",
+    [
+        lambda theta, rng: theta + rng.normal(size=4),
+        lambda theta, rng: rng.normal(theta[0], 1.0, 4),
+        lambda theta, rng: np.sin(theta) + rng.normal(size=4),
+    ],
+)
+def test_a_simulator_with_the_arguments_of_simulate_is_told_so(simulate):
+    with pytest.raises(
+        mvue.exceptions.SimulatorError, match=r"written as simulate\(theta, rng\)"
+    ) as error:
+        mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
+    assert "mvue.simulate(simulator, prior)" in str(error.value)
+
+
+def test_other_functions_in_numpy_are_named():
+    class Prior:
+        def sample(self, key):
+            return np.random.default_rng(int(key)).uniform()
+
+    def refused(what):
+        return pytest.raises(mvue.exceptions.SimulatorError, match=rf"^{what}.* is not written in")
+
+    with refused("prior.sample"):
+        mvue.Problem(Prior(), noisy)
+    with refused("target"):
+        scalar_problem(target=lambda t: np.log(t))
+    with refused("log_likelihood"):
+        scalar_problem(log_likelihood=lambda t, x: float(jnp.sum(x - t)))
+    with refused("likelihood"):
+        mvue.Problem.from_likelihood(dist.Uniform(0.0, 1.0), lambda t: dist.Normal(np.sqrt(t), 1.0))
+
+
+def test_a_mistake_in_jax_is_not_taken_for_numpy():
+    with pytest.raises(mvue.exceptions.SimulatorError, match=r"simulate.* failed .*no attribute"):
+        mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t.men() + jr.normal(key))
+
+
 def test_a_simulator_that_ignores_its_key_is_refused(key):
     problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: t * jnp.ones(3))
     with pytest.raises(mvue.exceptions.SimulatorError, match="ignores its key"):

@@ -9,6 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,  # float(tracer), `if tracer`
+    jax.errors.TracerArrayConversionError,  # np.asarray(tracer)
+    jax.errors.TracerIntegerConversionError,  # range(tracer)
+    jax.errors.NonConcreteBooleanIndexError,
+)
+NUMPY_SIGNS = (  # in messages of other errors
+    "SeedSequence expects",  # np.random.default_rng(tracer)
+    "unsupported format string passed to DynamicJaxprTracer",
+    "JAX arrays are immutable",
+)
+
 
 def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse what is not a whole number of at least `least`."""
@@ -61,6 +73,18 @@ def check_output(name: str, output: Any, d: int, *, may_be_complex: bool = False
             f"{name} must return an array of the shape of y, ({d},), for one measurement; it "
             f"returned {got}"
         )
+
+
+def is_not_jax(error: BaseException | None) -> bool:
+    """Whether a function failed because it treats the tracers of JAX as numbers."""
+    while error is not None:
+        message = str(error)
+        if isinstance(error, NEEDS_VALUES) or any(sign in message for sign in NUMPY_SIGNS):
+            return True
+        if isinstance(error, AttributeError) and "Tracer has no attribute" in message:
+            return hasattr(np.random.Generator, message.split()[-1])  # a key taken for an rng
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def describe_shapes(tree: PyTree) -> str:

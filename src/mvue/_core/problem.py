@@ -1,6 +1,7 @@
 """What a user brings: a prior, a simulator, perhaps a likelihood; and draws from them."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,10 +13,14 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from .._display.tables import labelled_html
 from ..exceptions import SimulatorError
-from .checks import check_count, checked_names, describe_shapes
+from .checks import check_count, checked_names, describe_shapes, is_not_jax
 from .keys import fold_in_each
 from .priors import _check_prior, _is_prior_leaf
 from .types import Key, Measurement, Theta
+
+RUN_AS_IT_IS = """run it as it is with mvue.simulate and train on its data:
+    data = mvue.simulate(simulator, prior)  # any Python: simulator(theta, rng) -> x
+    fit = mvue.fit_data(data, key=jax.random.key(0))"""
 
 
 class Draw(NamedTuple):
@@ -72,6 +77,7 @@ class Problem:
         jax.tree.map(_check_prior, self.prior, is_leaf=_is_prior_leaf)
         x, y = self.shapes()
         object.__setattr__(self, "names", checked_names(self.names, y.shape[0]))
+        self._check_log_likelihood(x)
         if self.crb is not None:
             self._check_crb(y.shape[0])
         if self.exchangeable:
@@ -155,6 +161,8 @@ class Problem:
         try:
             theta = jax.eval_shape(self.sample_prior, key)
         except Exception as error:
+            if is_not_jax(error):
+                raise _not_jax("prior.sample(key)", error) from error
             raise SimulatorError(
                 f"prior.sample(key) failed; it must return one theta as arrays: {error}"
             ) from error
@@ -168,6 +176,8 @@ class Problem:
         except SimulatorError:
             raise
         except Exception as error:
+            if is_not_jax(error):
+                raise _not_jax("target(theta)", error) from error
             raise SimulatorError(
                 f"target(theta) failed for a theta of {describe_shapes(theta)}: {error}"
             ) from error
@@ -176,6 +186,15 @@ class Problem:
                 lambda k, t: jax.tree.map(jnp.asarray, self.simulate(k, t)), key, theta
             )
         except Exception as error:
+            if _takes_rng(self.simulate):
+                raise SimulatorError(
+                    "simulate is called as simulate(key, theta), with a key of jax.random, but is "
+                    "written as simulate(theta, rng): write it in JAX with these arguments, or "
+                    + RUN_AS_IT_IS
+                ) from error
+            if is_not_jax(error):
+                given = "simulate(key, theta)" if self.likelihood is None else "likelihood(theta)"
+                raise _not_jax(given, error) from error
             raise SimulatorError(
                 f"simulate(key, theta) failed for the theta that the prior gives, "
                 f"{describe_shapes(theta)}: {type(error).__name__}: {error}"
@@ -184,6 +203,20 @@ class Problem:
             raise SimulatorError("simulate(key, theta) returned no arrays")
         return x, y
 
+    def _check_log_likelihood(self, x: Any) -> None:
+        """Refuse one that is not written in JAX; what else it needs, its users check."""
+        if self.log_likelihood is None:
+            return
+        theta = jax.eval_shape(self.sample_prior, jr.key(0))
+        try:
+            jax.eval_shape(self.log_likelihood, theta, x)
+        except Exception as error:
+            if is_not_jax(error):
+                given = (
+                    "log_likelihood(theta, x)" if self.likelihood is None else "likelihood(theta)"
+                )
+                raise _not_jax(given, error) from error
+
     def _check_crb(self, d: int) -> None:
         assert self.crb is not None
         theta = jax.eval_shape(self.sample_prior, jr.key(0))
@@ -191,7 +224,8 @@ class Problem:
             shape = jax.eval_shape(self.crb, theta).shape
         except Exception as error:
             raise ValueError(
-                f"crb(theta) failed for a theta of {describe_shapes(theta)}: "
+                f"crb(theta) failed for a theta of {describe_shapes(theta)}; it must be written "
+                "in JAX: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if shape != (d, d):
@@ -211,6 +245,26 @@ class Problem:
 
     def _repr_html_(self) -> str:
         return labelled_html("Problem", self._rows())
+
+
+def _not_jax(what: str, error: Exception) -> SimulatorError:
+    """The error for a function that cannot be traced."""
+    reason = str(error).split("\n", 1)[0]
+    return SimulatorError(
+        f"{what} is not written in JAX, which traces it once without numbers, to run it for "
+        f"thousands of draws ({type(error).__name__}: {reason}). Write it with jax.numpy and "
+        "jax.random instead of NumPy and without float() or if on what depends on its arguments; "
+        f"or {RUN_AS_IT_IS}"
+    )
+
+
+def _takes_rng(simulate: Callable[..., Any]) -> bool:
+    """Whether a simulator has the arguments (theta, rng) of `mvue.simulate`."""
+    try:
+        names = list(inspect.signature(simulate).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(names) > 1 and names[1] == "rng"
 
 
 def refusal(problem: Problem, theta: Theta) -> str | None:

@@ -40,7 +40,9 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     if all(bool((leaf == leaf[:, :1]).all()) for leaf in jax.tree.leaves(draw.x)):
         raise SimulatorError(
             "simulate ignores its key: repeated measurements of one theta are all equal, so there "
-            "is no noise to average over; draw the noise from the key that simulate is given"
+            "is no noise to average over; draw the noise from the key that simulate is given, with "
+            "jax.random: NumPy draws it once, when the simulator is compiled (or run a simulator "
+            "in NumPy with mvue.simulate and train with mvue.fit_data)"
         )
     return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
 
