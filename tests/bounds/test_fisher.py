@@ -285,6 +285,42 @@ def test_irregular_models_have_no_bound(problem, method, message):
         mvue.crb(problem, 1.3, method=method)
 
 
+def with_support(find):
+    """A normal distribution that finds its support by a function of its location."""
+
+    class OwnSupport(dist.Normal):
+        support = property(lambda self: find(self.loc))
+
+    problem = of(lambda t: dist.Normal(t, 1.0))
+    return dataclasses.replace(problem, likelihood=lambda t: OwnSupport(t * jnp.ones(N), 1.0))
+
+
+class BrokenInterval(dist.constraints.interval):
+    """An interval that cannot say what is in it."""
+
+    def __call__(self, x):
+        raise RuntimeError("this support is broken")
+
+
+def broken(location):
+    raise RuntimeError("this support is broken")
+
+
+def unknown(location):
+    raise NotImplementedError("this support is not known")
+
+
+@pytest.mark.parametrize("find", [broken, lambda at: BrokenInterval(at - 9.0, at + 9.0)])
+def test_a_support_that_fails_is_not_taken_for_one_that_rests(find):
+    with pytest.raises(BoundError, match=r"depends on theta cannot be told.*support is broken"):
+        mvue.crb(with_support(find), 1.3, method="monte carlo")
+
+
+def test_a_support_that_is_not_known_is_taken_to_rest():
+    bound = mvue.crb(with_support(unknown), 1.3, method="monte carlo")
+    assert bound.matrix[0, 0] == pytest.approx(1 / N, rel=0.06)
+
+
 def test_regular_models_with_a_sharp_end():
     """A support that moves does no harm where the density vanishes fast enough at its end."""
     exact = N * 9 * gamma(0.5)
@@ -396,13 +432,13 @@ class Dice:
         return jr.randint(key, (), 1, 7)
 
 
-def in_numpy(t, x):
-    return float(np.sum(x)) * t
+def failing(t, x):
+    return -t["rate"] * jnp.sum(x)
 
 
 NO_LIKELIHOOD = mvue.Problem(ONE, EXPONENTIAL.simulate)
 DISCRETE = mvue.Problem(Dice(), lambda k, t: t + jr.normal(k), lambda t, x: t * x)
-IN_NUMPY = mvue.Problem(ONE, EXPONENTIAL.simulate, in_numpy)
+FAILING = mvue.Problem(ONE, EXPONENTIAL.simulate, failing)
 NOT_SUMMED = mvue.Problem(ONE, EXPONENTIAL.simulate, lambda t, x: t * x)
 known = mvue.gaussian_fisher_information
 SKEW = np.array([[1.0, 0.5], [0.0, 1.0]])
@@ -424,7 +460,7 @@ MANY = mvue.Problem(
         (lambda: mvue.crb(NO_LIKELIHOOD, 1.0), BoundError, "no log_likelihood"),
         (lambda: mvue.crb(DISCRETE, 2), BoundError, "theta is discrete"),
         (lambda: mvue.crb(SHARES, np.ones(3) / 3), BoundError, "Dirichlet prior .* not free"),
-        (lambda: mvue.crb(IN_NUMPY, 1.0), BoundError, "must be written in JAX"),
+        (lambda: mvue.crb(FAILING, 1.0), BoundError, "must be written in JAX"),
         (lambda: mvue.crb(NOT_SUMMED, 1.0), BoundError, r"one number, got shape \(10,\)"),
         (lambda: mvue.crb(POISSON, 1.0, method="fast"), ValueError, "method must be one of auto"),
         (lambda: mvue.crb(POISSON, 1.0, method="gaussian"), BoundError, "is Poisson, not"),
@@ -486,7 +522,7 @@ def test_reports_say_why_there_is_no_bound(key, monkeypatch):
     ("changes", "note"),
     [
         ({"log_likelihood": None}, "no bound: the problem has neither crb nor log_likelihood"),
-        ({"log_likelihood": in_numpy}, "no bound: log_likelihood(theta, x) cannot be differ"),
+        ({"log_likelihood": failing}, "no bound: log_likelihood(theta, x) cannot be differ"),
     ],
 )
 def test_whatever_goes_wrong_is_noted(changes, note):

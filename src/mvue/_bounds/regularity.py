@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._core.keys import fold_in_each
-from .._core.priors import element_support
+from .._core.priors import element_support, support_ends
 from .._core.problem import Problem, refusal
 from .._core.types import Key, Theta
 from ..exceptions import BoundError, IrregularModelError
@@ -54,8 +54,8 @@ def refuse_moving_support(
     moves = jnp.asarray(spread, theta.dtype)
     try:
         counts = np.asarray(_counts(problem, layout, theta, moves, key, draws))
-    except Exception:  # a likelihood that runs in double precision alone; nothing is known then
-        return
+    except Exception as error:
+        raise _cannot_tell(error) from error
     for k, count in zip(kept, counts, strict=True):
         for name, along in zip(layout.names, count, strict=False):
             enough = np.flatnonzero(along[:-1] >= FEWEST_OUTSIDE)
@@ -83,16 +83,26 @@ def _may_move(problem: Problem, layout: Layout, flat: np.ndarray, spread: np.nda
 
     def ends(flat: np.ndarray) -> list[Any]:
         support = element_support(likelihood(layout.unravel(jnp.asarray(flat, float))))
-        names = ("lower_bound", "upper_bound")
-        return [np.asarray(getattr(support, name, np.nan)) for name in names]
+        return [np.asarray(end) for end in support_ends(support) or ()]
 
     moved = [flat + 1e-3 * spread[j] * np.eye(len(flat))[j] for j in range(len(spread))]
     try:
         here, there = ends(flat), [ends(other) for other in moved]
-    except Exception:
+    except NotImplementedError:  # distributions that do not know their support
         return False
-    pairs = [pair for other in there for pair in zip(here, other, strict=True)]
+    except ValueError:  # numpyro refuses parameters a little beyond the model: draws decide
+        return True
+    except Exception as error:
+        raise _cannot_tell(error) from error
+    pairs = [pair for other in there for pair in zip(here, other, strict=False)]
     return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _cannot_tell(error: Exception) -> BoundError:
+    return BoundError(
+        "whether the support of the data depends on theta cannot be told, because the likelihood "
+        f"failed near theta: {type(error).__name__}: {error}"
+    )
 
 
 def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._core.keys import fold_in_each
-from .._core.priors import element_support
+from .._core.priors import element_support, support_ends
 from .._core.problem import Problem
 from .._core.types import Key
 from ..exceptions import BoundError, IrregularModelError
@@ -201,11 +201,10 @@ def _support(problem: Problem, layout: Layout, flat: Array) -> tuple[np.ndarray,
 
     def ends(flat: Array) -> tuple[Array, Array]:
         assert problem.likelihood is not None
-        support = element_support(problem.likelihood(layout.unravel(flat)))
-        if not hasattr(support, "lower_bound") and not hasattr(support, "upper_bound"):
+        known = support_ends(element_support(problem.likelihood(layout.unravel(flat))))
+        if known is None:
             raise BoundError("unknown support")
-        lower = jnp.min(jnp.asarray(getattr(support, "lower_bound", -jnp.inf)))
-        return lower, jnp.max(jnp.asarray(getattr(support, "upper_bound", jnp.inf)))
+        return jnp.min(jnp.asarray(known[0])), jnp.max(jnp.asarray(known[1]))
 
     try:
         lower, upper = jax.jit(jax.vmap(ends))(flat)

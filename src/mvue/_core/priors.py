@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def element_support(distribution: Any) -> Any:
@@ -12,6 +13,13 @@ def element_support(distribution: Any) -> Any:
     while hasattr(support, "base_constraint"):
         support = support.base_constraint  # type: ignore[union-attr]
     return support
+
+
+def support_ends(support: Any) -> tuple[Any, Any] | None:
+    """The ends of a constraint on single elements, infinite where open; None if it names none."""
+    if not hasattr(support, "lower_bound") and not hasattr(support, "upper_bound"):
+        return None
+    return getattr(support, "lower_bound", -np.inf), getattr(support, "upper_bound", np.inf)
 
 
 def prior_leaves(prior: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 
 from ..._core.checks import check_count
-from ..._core.priors import element_support
+from ..._core.priors import element_support, support_ends
 from ..._runtime.threads import on_one_thread
 
 PAIRS = ((0, 3), (1, 3), (2, 4), (3, 4))
@@ -148,10 +148,8 @@ def check_positive(basis: np.ndarray, offset: np.ndarray, prior: Any, draws: np.
 
 def _box(prior: Any, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the prior's support for each component; infinite where it does not tell."""
-    support = element_support(prior)
-    low = getattr(support, "lower_bound", -np.inf)
-    high = getattr(support, "upper_bound", np.inf)
-    low, high = (np.broadcast_to(np.asarray(b, float), draws.shape) for b in (low, high))
+    ends = support_ends(element_support(prior)) or (-np.inf, np.inf)
+    low, high = (np.broadcast_to(np.asarray(b, float), draws.shape) for b in ends)
     return low, high
 
 
