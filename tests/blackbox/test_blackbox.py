@@ -231,7 +231,7 @@ def test_interrupted_work_is_resumed(tmp_path, small_shards):
     assert rest.calls == (60 - 32) * REPEATS
     assert files_in(tmp_path / "cut") == files_in(tmp_path / "whole")
     assert_same(resumed.load(), whole.load())
-    assert not list((tmp_path / "cut").rglob("*.tmp"))
+    assert not list((tmp_path / "cut").rglob(".*.part"))
 
     again = Interrupted()
     run_counted(again, tmp_path / "cut")

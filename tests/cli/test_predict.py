@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import mvue
 from helpers import models
-from mvue.cli.data_files import Writer, read_pieces
+from mvue.cli.data_files import read_pieces, writing
 from mvue.cli.main import app
 from mvue.sklearn import LinearBCE
 
@@ -125,7 +125,7 @@ def test_memory_does_not_grow_with_the_rows(model, tmp_path):
             for _ in range(rows // 1000):
                 stream.write("0.1,0.2,0.3\n" * 1000)
         tracemalloc.start()
-        with Writer(tmp_path / "out.npy", loaded.names) as writer:
+        with writing(tmp_path / "out.npy", loaded.names) as writer:
             for piece in read_pieces(path):
                 writer.write(loaded.predict(piece.values, warn=False))
         peaks.append(tracemalloc.get_traced_memory()[1])

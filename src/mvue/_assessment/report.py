@@ -8,7 +8,8 @@ import numpy as np
 
 from .._core.types import Theta
 from .._display.tables import Rows, html_of, text_of
-from .._serialise.text import json_text, write_atomically
+from .._serialise.files import write_text
+from .._serialise.text import json_text
 from .moments import ErrorMoments
 from .tables import summary_rows, value_rows
 
@@ -184,7 +185,7 @@ class Report:
         """The report as JSON text, also written to `path`; null for what is not finite."""
         text = json_text(self.to_dict())
         if path is not None:
-            write_atomically(path, text)
+            write_text(path, text)
         return text
 
     def to_frame(self) -> Any:

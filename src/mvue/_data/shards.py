@@ -7,16 +7,16 @@ sizes and checksums. Work that has not filled a shard yet waits in ``parts``.
 
 import dataclasses
 import json
-import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .._core.theta import Columns, theta_tree
+from .._serialise.files import opened, replacing, sync, write_text
 from ..exceptions import SimulatedDataError
 
 
@@ -139,8 +139,7 @@ class ShardFolder:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Say what the data are."""
-        text = json.dumps(manifest, indent=2) + "\n"
-        self._replace(self.path / "manifest.json", lambda file: file.write_text(text))
+        write_text(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
 
     def write(
         self,
@@ -153,22 +152,18 @@ class ShardFolder:
         """Write a complete shard, over one that is damaged or shorter."""
         arrays = dict(zip(layout.theta_files(), columns.values(), strict=True))
         arrays |= {"x.npy": shard.x, "y.npy": shard.y, "present.npy": shard.present}
-
-        def fill(folder: Path) -> None:
-            shutil.rmtree(folder, ignore_errors=True)
+        target = self._shard(index)
+        shutil.rmtree(target, ignore_errors=True)
+        with replacing(target) as folder:
             folder.mkdir()
             files = {}
             for name, array in arrays.items():
                 np.save(folder / name, array, allow_pickle=False)
-                _sync(folder / name)
+                sync(folder / name)
                 files[name] = _file_record(folder / name) | {"crc32": _checksum(folder / name)}
             sidecar = {"units": len(shard.y), "files": files, "failures": failures}
             (folder / "shard.json").write_text(json.dumps(sidecar))
-            _sync(folder / "shard.json")
-
-        target = self._shard(index)
-        shutil.rmtree(target, ignore_errors=True)
-        self._replace(target, fill)
+            sync(folder / "shard.json")
         self._sidecars.pop(index, None)
         for part in self._parts(index):
             part.unlink(missing_ok=True)
@@ -211,18 +206,10 @@ class ShardFolder:
 
     def write_part(self, index: int, part: Part) -> None:
         """Keep some units of a shard until it is complete."""
-
-        def fill(file: Path) -> None:
-            with file.open("wb") as stream:
-                np.savez(
-                    stream,
-                    units=part.units,
-                    x=part.x,
-                    present=part.present,
-                    failures=np.asarray(json.dumps(part.failures)),
-                )
-
-        self._replace(self.path / "parts" / f"{index:05d}-{int(part.units[0]):06d}.npz", fill)
+        name = f"{index:05d}-{int(part.units[0]):06d}.npz"
+        failures = np.asarray(json.dumps(part.failures))
+        with opened(self.path / "parts" / name) as stream:
+            np.savez(stream, units=part.units, x=part.x, present=part.present, failures=failures)
 
     def read_parts(self, index: int) -> Iterator[Part]:
         """What is known of a shard that is not complete; files that are damaged are left out."""
@@ -238,7 +225,7 @@ class ShardFolder:
 
     def tidy(self) -> None:
         """Remove what is of no use once all shards are complete."""
-        for leftover in [*self.path.glob(".*.tmp"), self.path / "parts"]:
+        for leftover in [*self.path.glob(".*.part"), self.path / "parts"]:
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
@@ -254,14 +241,6 @@ class ShardFolder:
         if index not in self._sidecars:
             self._sidecars[index] = json.loads((self._shard(index) / "shard.json").read_text())
         return self._sidecars[index]
-
-    def _replace(self, target: Path, fill: Callable[[Path], Any]) -> None:
-        """Have a file or folder made under another name, then move it to its place."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.parent / f".{target.name}.{os.getpid()}.tmp"
-        fill(new)
-        _sync(new)
-        new.replace(target)
 
 
 class MemoryShards:
@@ -332,14 +311,3 @@ def _checksum(file: Path) -> int:
         while block := stream.read(2**20):
             value = zlib.crc32(block, value)
     return value
-
-
-def _sync(path: Path) -> None:
-    """Wait until it is on disk: a power cut must not leave a file of zeros under a good name."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._serialise.text import json_text, write_atomically
+from .._serialise.files import write_text
+from .._serialise.text import json_text
 from .._version import __version__
 
 try:
@@ -56,12 +57,12 @@ def write_page(
     text = _template().render(
         title=title, lead=lead, facts=facts or {}, sections=sections, version=__version__
     )
-    write_atomically(path, text)
+    write_text(path, text)
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write standard JSON, whole or not at all; null for what is not finite."""
-    write_atomically(path, json_text(value))
+    write_text(path, json_text(value))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from .._serialise.container import write_bytes
+from .._serialise.files import write_bytes
 from ..exceptions import ExportError
 from .model import Model, is_front
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from ..exceptions import ModelFileError
+from .files import write_bytes
 
 FORMAT = 1
 KEY = "mvue"
@@ -56,21 +56,6 @@ class Contents(NamedTuple):
 def write(path: str | Path, contents: Contents) -> None:
     """Write a file whole or not at all."""
     write_bytes(path, to_bytes(contents))
-
-
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write bytes whole or not at all, with the folders they are in."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with partial.open("xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def to_bytes(contents: Contents) -> bytes:

@@ -1,22 +1,9 @@
-"""Text files that are written whole or not at all, and JSON."""
+"""JSON as text."""
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all, with the folders it is in."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def json_text(value: Any) -> str:

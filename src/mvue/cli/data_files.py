@@ -3,13 +3,15 @@
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from .._serialise.files import opened
 
 ROWS = 8192
 KINDS = (".csv", ".npy", ".parquet")
@@ -172,79 +174,95 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-class Writer:
+@contextmanager
+def writing(path: str | Path | None, names: Sequence[str]) -> Iterator["Writer"]:
     """A table of numbers, written a piece at a time; to standard output if there is no path.
 
     A file appears under its name when it is complete; before the first rows nothing is written.
     """
+    kind = ".csv" if path is None else Path(path).suffix.lower()
+    if kind not in KINDS:
+        raise ValueError(f"out must be a file of the kind {', '.join(KINDS)}, got {path}")
+    writer = {".csv": CSVWriter, ".npy": NumPyWriter, ".parquet": ParquetWriter}[kind]
+    file = nullcontext(sys.stdout) if path is None else opened(path, "t" if kind == ".csv" else "b")
+    with file as stream, closing(writer(stream, names)) as table:
+        yield table
+        table.finish()
 
-    def __init__(self, path: str | Path | None, names: Sequence[str]) -> None:
-        self.path, self.names = None if path is None else Path(path), list(names)
-        self.kind = ".csv" if self.path is None else self.path.suffix.lower()
-        if self.kind not in KINDS:
-            raise ValueError(f"out must be a file of the kind {', '.join(KINDS)}, got {path}")
-        self.rows = 0
-        self._table: Any = None
-        self._stream: Any = sys.stdout
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._partial = self.path.with_name(f".{self.path.name}.part")
-        if self.kind == ".parquet":
-            pyarrow, parquet = _pyarrow()
-            self._schema = pyarrow.schema([(name, pyarrow.float64()) for name in self.names])
-            self._table = parquet.ParquetWriter(self._partial, self._schema)
-        elif self.path is not None:
-            if self.kind == ".csv":
-                self._stream = self._partial.open("w", encoding="utf-8", newline="")
-            else:
-                self._stream = self._partial.open("wb")
-        self._begun = False
 
-    def _begin(self) -> None:
-        if self._begun:
-            return
-        self._begun = True
-        if self.kind == ".csv":
-            csv.writer(self._stream, lineterminator="\n").writerow(self.names)
-        elif self.kind == ".npy":
-            self._numpy_header()
+class Writer:
+    """Writes rows of numbers to a stream."""
+
+    def __init__(self, stream: Any, names: Sequence[str]) -> None:
+        self.stream, self.names, self.rows = stream, list(names), 0
 
     def write(self, values: np.ndarray) -> None:
         """Add rows, shape (n, columns)."""
-        self._begin()
+        if not self.rows:
+            self.begin()
         self.rows += len(values)
-        if self.kind == ".parquet":
-            import pyarrow
+        self.add(values)
 
-            columns = [pyarrow.array(np.asarray(column, np.float64)) for column in values.T]
-            self._table.write_batch(pyarrow.record_batch(columns, schema=self._schema))
-        elif self.kind == ".npy":
-            self._stream.write(np.ascontiguousarray(values, np.float64).tobytes())
-        else:
-            np.savetxt(self._stream, values, fmt="%.9g", delimiter=",")
+    def begin(self) -> None:
+        """Write what comes before all rows."""
 
-    def __enter__(self) -> "Writer":
-        return self
+    def add(self, values: np.ndarray) -> None:
+        """Write rows."""
+        raise NotImplementedError
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self._begin()
-        if self.path is None:
-            return
-        if self.kind == ".npy":
-            self._stream.seek(0)
-            self._numpy_header()  # as long as the first one: NumPy leaves room for the count
-        (self._stream if self._table is None else self._table).close()
-        if kind is None:
-            self._partial.replace(self.path)
-        else:
-            self._partial.unlink()
+    def finish(self) -> None:
+        """Write what comes after all rows."""
+        if not self.rows:
+            self.begin()
 
-    def _numpy_header(self) -> None:
+    def close(self) -> None:
+        """Let go of what is open, whether it is finished or not."""
+
+
+class CSVWriter(Writer):
+    """Numbers with commas between them, below a line of names."""
+
+    def begin(self) -> None:
+        """The names."""
+        csv.writer(self.stream, lineterminator="\n").writerow(self.names)
+
+    def add(self, values: np.ndarray) -> None:
+        """One line for each row."""
+        np.savetxt(self.stream, values, fmt="%.9g", delimiter=",")
+
+
+class NumPyWriter(Writer):
+    """An array as NumPy saves it."""
+
+    def begin(self) -> None:
+        """The header, which always has the same length: NumPy leaves room for the count."""
         header = {"descr": "<f8", "fortran_order": False, "shape": (self.rows, len(self.names))}
-        np.lib.format.write_array_header_1_0(self._stream, header)
+        np.lib.format.write_array_header_1_0(self.stream, header)
+
+    def add(self, values: np.ndarray) -> None:
+        """The bytes of the rows."""
+        self.stream.write(np.ascontiguousarray(values, "<f8").tobytes())
+
+    def finish(self) -> None:
+        """The header again, now that the count is known."""
+        self.stream.seek(0)
+        self.begin()
+
+
+class ParquetWriter(Writer):
+    """A Parquet file with columns of float64."""
+
+    def __init__(self, stream: Any, names: Sequence[str]) -> None:
+        super().__init__(stream, names)
+        self.pyarrow, parquet = _pyarrow()
+        schema = self.pyarrow.schema([(name, self.pyarrow.float64()) for name in self.names])
+        self.table = parquet.ParquetWriter(stream, schema)
+
+    def add(self, values: np.ndarray) -> None:
+        """Columns of the rows."""
+        columns = [self.pyarrow.array(np.asarray(column, np.float64)) for column in values.T]
+        self.table.write_batch(self.pyarrow.record_batch(columns, schema=self.table.schema))
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self.table.close()

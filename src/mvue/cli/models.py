@@ -18,7 +18,7 @@ from .._models.model import Model
 from .._models.save import load
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
-from .data_files import KINDS, Writer, read_pieces, to_measurements
+from .data_files import KINDS, read_pieces, to_measurements, writing
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -95,7 +95,7 @@ def predict(
         features = getattr(loaded.estimator, "feature_names_in_", None)
         features = None if features is None else list(features)
         names = [*loaded.names, *(["outside"] if flag else [])]
-        with Writer(out, names) as writer:
+        with writing(out, names) as writer:
             for piece in read_pieces(data):
                 x = to_measurements(piece, loaded.x, features)
                 if not len(piece.values):

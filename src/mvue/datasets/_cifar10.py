@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .._serialise.files import opened
 from ._fetch import DATA_DIR, DatasetError, _cache_folder, _downloader
 
 FOLDER = "cifar10"
@@ -152,10 +153,8 @@ def _fetched(folder: Path, own: Path | None) -> Arrays:
 def _kept(arrays: Arrays, cached: Path) -> Arrays:
     """Write the arrays, uncompressed, to the cache; the file gets its name when it is complete."""
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=cached.parent) as scratch:
-            np.savez(Path(scratch) / DECODED, **arrays)  # type: ignore[arg-type]
-            (Path(scratch) / DECODED).replace(cached)
+        with opened(cached) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise DatasetError(
             f"CIFAR-10 was read, but cannot be kept at {cached} ({error}): make room there"

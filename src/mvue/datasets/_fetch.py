@@ -8,12 +8,13 @@ import dataclasses
 import hashlib
 import io
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+
+from .._serialise.files import replacing
 
 DATA_DIR = "MVUE_DATA_DIR"
 """The environment variable that names a folder with data sets."""
@@ -90,17 +91,14 @@ def sha256_of(path: Path) -> str:
 def _fetch_into(target: Path, source: SourceFile) -> None:
     """Download, unpack, check, and only then give the file its name."""
     download = _downloader()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder: only within one file system is moving a file a single step.
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as scratch:
-        arrived, file = Path(scratch) / "download", Path(scratch) / "file"
-        download(source.url, arrived)
-        if zipfile.is_zipfile(arrived):
-            content = _unpack(arrived, source.file)
+    with replacing(target) as file:
+        download(source.url, file)
+        is_missing = False
+        if zipfile.is_zipfile(file):
+            content = _unpack(file, source.file)
+            is_missing = content is None
             file.write_bytes(content or b"")
-        else:
-            file = content = arrived
-        found = f"missing: the archive has no {source.file}" if content is None else sha256_of(file)
+        found = f"missing: the archive has no {source.file}" if is_missing else sha256_of(file)
         if found != source.sha256:
             raise DatasetError(
                 f"what came from {source.url} is not the data set {source.name!r}: the sha256 of "
@@ -108,7 +106,6 @@ def _fetch_into(target: Path, source: SourceFile) -> None:
                 "again; if this stays, the source has changed: put the original file at "
                 f"{source.place.as_posix()} in a folder that {DATA_DIR} names"
             )
-        file.replace(target)
 
 
 def _unpack(archive: Path | io.BytesIO, name: str) -> bytes | None:
