@@ -66,7 +66,7 @@ def cost(batch: int, repeats: int, samples: int, unknowns: int, steps: int) -> t
 
     import mvue
     from mvue._runtime.devices import mesh_for
-    from mvue._runtime.host import bytes_needed
+    from mvue._runtime.memory import bytes_needed
     from mvue._runtime.programs import compiled
     from mvue._training.batches import SimulatedBatches
     from mvue._training.program import Program

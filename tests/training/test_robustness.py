@@ -67,7 +67,7 @@ def test_signals_in_training_lose_nothing(number, code, said, tmp_path):
 
 
 def test_second_signal_acts_at_once():
-    from mvue._runtime.host import stop_signals
+    from mvue._runtime.signals import stop_signals
 
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals() as received:

@@ -18,6 +18,7 @@ from .._core.keys import key_for
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
+from .._runtime.progress import progress_for
 from .._training.result import Fit
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
 from .errors import ErrorPieces, pairs_of, rms_of
@@ -53,7 +54,7 @@ def assess(
             from the prior. By default 13 values spread over the prior.
         repeats: measurements at each value.
         of: judge ``of(estimate)`` as an estimate of ``of(y)``, for example ``lambda y: 1 / y``.
-        progress: show a progress bar; by default on a terminal only.
+        progress: as in `fit`.
 
     Returns:
         A report that prints, plots and saves.
@@ -65,11 +66,14 @@ def assess(
     if not named:
         raise ValueError("estimator must name at least one estimator, got an empty dict")
     _, y_shape = problem.shapes()
-    example = _example(problem)
+    stages = progress_for(progress)
+    with stages.stage("preparing"):
+        example = _example(problem)
     functions = {n: _as_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
     at_key, draw_key, prior_key = jr.split(key_for("assess", key), 3)
-    theta = _values(problem, at, at_key)
-    y = jax.vmap(problem.y_of)(theta)
+    with stages.stage("preparing"):
+        theta = _values(problem, at, at_key)
+        y = jax.vmap(problem.y_of)(theta)
     if at is not None:
         _warn_outside(problem, theta, y, at_key)
     transform = _transform(of, y_shape.shape[0])
@@ -77,9 +81,11 @@ def assess(
 
     pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats)
     with _own_errors(functions):
-        errors, squares = pieces.at_values(theta, truth, draw_key, progress)
-        averages = pieces.over_prior(prior_key, np.fmax.reduce(rms_of(errors).ravel()))
-    bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
+        errors, squares = pieces.at_values(theta, truth, draw_key, stages)
+        with stages.stage("averaging over the prior"):
+            averages = pieces.over_prior(prior_key, np.fmax.reduce(rms_of(errors).ravel()))
+    with stages.stage("computing the bound"):
+        bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
     assessments = {}
     for i, name in enumerate(functions):
         one = ErrorMoments(*(leaf[i] for leaf in errors))

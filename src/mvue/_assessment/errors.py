@@ -17,7 +17,7 @@ from .._core.keys import fold_in_each
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
-from .._runtime.host import progress_bar
+from .._runtime.progress import Progress
 from ..losses._functions import unit_mse, unit_squared_bias
 from .moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .report import PriorAverage
@@ -86,7 +86,7 @@ class ErrorPieces:
         return jnp.stack(estimates, axis=1) - rows.truth[:, None, :]
 
     def at_values(
-        self, theta: Theta, truth: Array, key: Key, progress: bool | None
+        self, theta: Theta, truth: Array, key: Key, progress: Progress
     ) -> tuple[ErrorMoments, list[ErrorMoments]]:
         """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
         size, repeats = self.rows // self.values, self.repeats
@@ -116,7 +116,8 @@ class ErrorPieces:
 
         rows, reduce = self._compiled(rows), self._compiled(reduce)
         unit, total = jnp.ones_like(truth), None
-        with progress_bar("assessing", repeats, show=progress) as advance:
+        with progress.stage("assessing", repeats) as advance:
+            advance(0, "compiling")
             for begin in range(0, repeats, size):
                 start = jnp.asarray(begin)
                 errors = self.errors(key, rows(start, theta, truth))
@@ -128,7 +129,7 @@ class ErrorPieces:
                     unit = jnp.asarray(rms, truth.dtype)
                 part = reduce(start, errors, unit)
                 total = part if total is None else _ErrorTotals(*map(merge, total, part))
-                advance(min(begin + size, repeats), "")
+                advance(min(begin + size, repeats))
         assert total is not None
         units = np.asarray(unit, np.float64)
         common = np.repeat(units.max(axis=-1)[:, None] ** 2, 2, axis=1)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from .._core.checks import check_count, describe_shapes
 from .._core.types import Estimator, Measurement
+from .._runtime.progress import Progress, progress_for
 from .._training.result import Fit
 from .running import NonFinite, RunningAverage, is_traced
 
@@ -87,6 +88,7 @@ def average(
     mask: Any = None,
     nonfinite: NonFinite = "error",
     chunk_size: int | None = None,
+    progress: bool | None = None,
 ) -> RunningAverage:
     """Average an estimator over the measurements of one unknown, or of many unknowns.
 
@@ -107,6 +109,7 @@ def average(
         nonfinite: what to do about an estimate that is not finite and not masked: "error", or
             "skip" to leave it out and count it.
         chunk_size: how many measurements to estimate from at a time; chosen by default.
+        progress: as in `fit`. Compiled functions show none.
     """
     if isinstance(estimator, Fit):
         estimator = estimator.estimator
@@ -120,7 +123,9 @@ def average(
         if axis != 0:
             raise ValueError(f"axis must be 0 for a list of sets, got {axis}")
         sets = _Sets(x, weights, mask)
-        values, weighed = _evaluate(estimator, function, sets.rows, sets.there, chunk_size)
+        values, weighed = _evaluate(
+            estimator, function, sets.rows, sets.there, chunk_size, progress
+        )
         found = sets.averaged(values, weighed, nonfinite)
     else:
         lead = _leading_shape(x, axis)
@@ -133,6 +138,7 @@ def average(
             jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axis + 1 :]), _as_arrays(x)),
             None if there is None else there.reshape(-1),
             chunk_size,
+            progress,
         )
         if weighed is not None:
             weights = weighed.reshape(*lead, *weighed.shape[1:])
@@ -187,21 +193,34 @@ class _Sets:
 
 
 def _evaluate(
-    estimator: Estimator, weights: Weights | None, rows: Any, there: Any, chunk: int | None
+    estimator: Estimator,
+    weights: Weights | None,
+    rows: Any,
+    there: Any,
+    chunk: int | None,
+    progress: bool | None,
 ) -> tuple[Any, Any]:
     """Estimates (rows, d), and weights (rows,) or (rows, d) where there is a function for them."""
     functions = (estimator,) if weights is None else (estimator, weights)
     _check_outputs(functions, rows)
     # A module that closes over traced arrays makes traced estimates from whatever x.
-    traced = is_traced(functions, rows, there)
-    values, *weighed = (_traced if traced else _on_host)(functions, rows, there, chunk)
+    if is_traced(functions, rows, there):
+        if progress:
+            raise ValueError("progress cannot be shown in a compiled function, got progress=True")
+        values, *weighed = _traced(functions, rows, there, chunk)
+    else:
+        values, *weighed = _on_host(functions, rows, there, chunk, progress_for(progress))
     if not weighed:
         return values, None
     return values, weighed[0][:, 0] if weighed[0].shape[1] == 1 else weighed[0]
 
 
 def _on_host(
-    functions: tuple[Estimator, ...], rows: Any, there: np.ndarray | None, chunk: int | None
+    functions: tuple[Estimator, ...],
+    rows: Any,
+    there: np.ndarray | None,
+    chunk: int | None,
+    progress: Progress,
 ) -> list[np.ndarray]:
     """What the functions return for every row that is there, a chunk at a time; 0 elsewhere."""
     leaves, structure = jax.tree.flatten(rows)
@@ -209,15 +228,17 @@ def _on_host(
     wanted = np.arange(count) if there is None else np.flatnonzero(there)
     size = _chunk_size(leaves, chunk)
     outputs: list[np.ndarray] = []
-    for start in range(0, max(len(wanted), 1), size):
-        index = wanted[start : start + size]
-        # One program for all chunks, the last one included.
-        filled = np.resize(index if len(index) else np.zeros(1, int), size)
-        part = structure.unflatten([leaf[filled] for leaf in leaves])
-        for i, output in enumerate(_compiled(functions, part)):
-            if i == len(outputs):
-                outputs.append(np.zeros((count, output.shape[1])))
-            outputs[i][index] = np.asarray(output, np.float64)[: len(index)]
+    with progress.stage("averaging", len(wanted) if len(wanted) > size else None) as advance:
+        for start in range(0, max(len(wanted), 1), size):
+            index = wanted[start : start + size]
+            # One program for all chunks, the last one included.
+            filled = np.resize(index if len(index) else np.zeros(1, int), size)
+            part = structure.unflatten([leaf[filled] for leaf in leaves])
+            for i, output in enumerate(_compiled(functions, part)):
+                if i == len(outputs):
+                    outputs.append(np.zeros((count, output.shape[1])))
+                outputs[i][index] = np.asarray(output, np.float64)[: len(index)]
+            advance(start + len(index))
     return outputs
 
 

@@ -21,7 +21,7 @@ from .._data.shards import (
     shard_units_for,
 )
 from .._data.simulated import SimulatedData, layout_of, look_at, manifest_of
-from .._runtime.host import progress_bar
+from .._runtime.progress import progress_for
 from ..exceptions import FailedDrawsWarning, SimulatedDataError, SimulatorError
 from .executors import Runner, runner_for
 from .filling import Filling, check_doubtful, failing_error
@@ -74,7 +74,7 @@ def simulate(
             measurement out and lists it in the `failures` of the data.
         time_limit: seconds for one call of the simulator. It holds in the main thread of a
             process, here or in a worker; threads cannot be interrupted.
-        progress: show a bar; None shows it on a terminal only.
+        progress: as in `fit`.
 
     Raises:
         SimulatorError: a draw has failed, or the simulator cannot be used; what is complete has
@@ -140,13 +140,13 @@ def simulate(
 def _fill(
     filling: Filling, first: list[Result], runner: Runner, units: int, progress: bool | None
 ) -> None:
-    with progress_bar("simulate", units, show=progress, start=filling.done) as advance:
+    with progress_for(progress).stage("simulating", units, filling.done) as advance:
         try:
             for result in first:
                 filling.put(result)
             for result in runner.results(filling.tasks(skip=len(first))):
                 filling.put(result)
-                advance(filling.done, "")
+                advance(filling.done)
             filling.trust()
         except BaseException as error:
             for result in runner.abandon():

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from .._core.problem import Problem, check_problem
 from .._core.types import Key, Theta
+from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError
 from .fisher import informations
 from .monte_carlo import DEFAULT_SAMPLES, group_error
@@ -49,6 +50,7 @@ def crb(
     key: Key | None = None,
     samples: int | None = None,
     relative_error: float | None = None,
+    progress: bool | None = None,
 ) -> Bound:
     """Cramér-Rao bound on unbiased estimators of y = target(theta).
 
@@ -63,6 +65,7 @@ def crb(
         key: as in `fisher_information`.
         samples: as in `fisher_information`.
         relative_error: as in `fisher_information`: of the information, not of the bound.
+        progress: as in `fisher_information`.
 
     Raises:
         IrregularModelError: if the bound does not hold, because the support of the data depends
@@ -78,6 +81,7 @@ def crb(
         key=key,
         samples=samples,
         relative_error=relative_error,
+        progress=progress_for(progress),
     )
     if found.failure[0]:
         raise found.failure[0]
@@ -110,6 +114,7 @@ def bounds(
     key: Key | None = None,
     samples: int | None = None,
     relative_error: float | None = None,
+    progress: Progress = SILENT,
 ) -> Bounds:
     """Bounds at K values of theta, leaves (K, ...), for transform(y) where one is given."""
     if method == "auto" and problem.crb is not None:
@@ -124,6 +129,7 @@ def bounds(
         key=key,
         samples=samples,
         relative_error=relative_error,
+        progress=progress,
     )
     jacobian = _jacobians(problem, layout, flat, transform)
     count, d = jacobian.shape[:2]

@@ -11,6 +11,7 @@ from .._core.checks import check_count
 from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
 from .._core.types import Key, Theta
+from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError, IrregularModelError
 from .gaussian import gaussian_informations
 from .monte_carlo import GROUPS, LEAST_SAMPLES, group_error, sampled_informations
@@ -29,6 +30,7 @@ def fisher_information(
     key: Key | None = None,
     samples: int | None = None,
     relative_error: float | None = None,
+    progress: bool | None = None,
 ) -> Information:
     """Fisher information about theta in one measurement.
 
@@ -44,6 +46,7 @@ def fisher_information(
         samples: draws for Monte Carlo, by default 16,384, at least 4 for each number in theta;
             with `relative_error` the most that may be used, by default 8 million.
         relative_error: draw until the standard errors on the diagonal are this fraction of it.
+        progress: show how far Monte Carlo is; by default in a terminal or notebook.
 
     Raises:
         IrregularModelError: if the support of the data depends on theta, or scores are not
@@ -62,6 +65,7 @@ def fisher_information(
         key=key,
         samples=samples,
         relative_error=relative_error,
+        progress=progress_for(progress),
     )
     failure, groups = found.failure[0], found.groups[0]
     if failure:
@@ -85,6 +89,7 @@ def informations(
     key: Key | None = None,
     samples: int | None = None,
     relative_error: float | None = None,
+    progress: Progress = SILENT,
 ) -> Informations:
     """Information at K values of theta, flat (K, p); see `fisher_information`."""
     if method not in METHODS:
@@ -104,7 +109,9 @@ def informations(
         found.failure[k] = outside_of_model(problem, layout.unravel(jnp.asarray(value, float)))
     good = [k for k, failure in enumerate(found.failure) if failure is None]
     if good:
-        inside = _by_method(problem, layout, flat[good], method, key, samples, relative_error)
+        inside = _by_method(
+            problem, layout, flat[good], method, key, samples, relative_error, progress
+        )
         found.replace(good, inside)
     return found
 
@@ -117,6 +124,7 @@ def _by_method(
     key: Key,
     samples: int | None,
     relative_error: float | None,
+    progress: Progress,
 ) -> Informations:
     if method == "gaussian":
         return gaussian_informations(problem, layout, flat)
@@ -142,6 +150,7 @@ def _by_method(
             key=key,
             samples=samples,
             relative_error=relative_error,
+            progress=progress,
         )
         found.replace(left, sampled)
     refuse_moving_support(problem, layout, flat, found, key)

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .._core.keys import fold_in_each
 from .._core.problem import Problem
 from .._core.types import Key
+from .._runtime.progress import SILENT, Progress
 from ..exceptions import BoundError, IrregularModelError, UnreachedPrecisionWarning
 from .result import Informations, Layout
 
@@ -43,6 +44,7 @@ def sampled_informations(
     key: Key,
     samples: int | None = None,
     relative_error: float | None = None,
+    progress: Progress = SILENT,
 ) -> Informations:
     """Information at K values of theta, flat (K, p); draws at value k depend on key and k.
 
@@ -50,11 +52,11 @@ def sampled_informations(
     """
     try:
         with jax.enable_x64(True):
-            sums = _all_pieces(problem, layout, flat, key, samples, relative_error)
+            sums = _all_pieces(problem, layout, flat, key, samples, relative_error, progress)
     except Exception:
         # Code that insists on single precision, in the carry of a loop for example, does run.
         try:
-            sums = _all_pieces(problem, layout, flat, key, samples, relative_error)
+            sums = _all_pieces(problem, layout, flat, key, samples, relative_error, progress)
         except Exception as error:
             raise BoundError(
                 "the score, the derivative of log_likelihood(theta, x) with respect to theta, "
@@ -79,6 +81,7 @@ def _all_pieces(
     key: Key,
     samples: int | None,
     relative_error: float | None,
+    progress: Progress,
 ) -> _Sums:
     count, p = flat.shape
     x, _ = problem.shapes()
@@ -91,12 +94,15 @@ def _all_pieces(
     theta = jnp.asarray(flat, jnp.result_type(float))
     keys = fold_in_each(key, jnp.arange(count))
     total: _Sums | None = None
-    for start in range(0, most, size):
-        part = _piece(problem, layout, theta, keys, jnp.asarray(start), jnp.asarray(most), size)
-        part = _Sums(*(np.asarray(leaf, np.float64) for leaf in part))
-        total = part if total is None else _added(total, part)
-        if relative_error is not None and _relative_error(total) <= relative_error:
-            break
+    with progress.stage("simulating scores", most if most > size else None) as advance:
+        for start in range(0, most, size):
+            part = _piece(problem, layout, theta, keys, jnp.asarray(start), jnp.asarray(most), size)
+            part = _Sums(*(np.asarray(leaf, np.float64) for leaf in part))
+            total = part if total is None else _added(total, part)
+            reached = _relative_error(total)
+            advance(min(start + size, most), f"relative error {reached:.2g}")
+            if relative_error is not None and reached <= relative_error:
+                break
     assert total is not None
     return total
 

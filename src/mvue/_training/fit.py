@@ -23,6 +23,7 @@ from .._recipe.network import default_network
 from .._recipe.survey import Survey, survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
+from .._runtime.progress import progress_for
 from ..losses._objectives import Loss, bce
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
@@ -95,7 +96,7 @@ def fit(
             None never stops early.
         checkpoint: a folder to save the state in; the same call resumes from it.
         checkpoint_every: seconds between checkpoints; there is always one at the end.
-        progress: show a progress bar; by default on a terminal only.
+        progress: show what is being done and how far it is; by default in a terminal or notebook.
 
     Returns:
         The estimator, how training ended and how it went.
@@ -107,7 +108,8 @@ def fit(
         )
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, validations)
+    stages = progress_for(progress)
     schedule.check(keep, optimizer)
     check_count("batch_size", batch_size)
     check_count("repeats", repeats)
@@ -137,7 +139,8 @@ def fit(
     chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
     seen: Survey | None = None
     if network is None or chooses_prior or weighted_by:
-        seen = survey(problem, key=key)
+        with stages.stage("surveying"):
+            seen = survey(problem, key=key)
     if chooses_prior:
         assert seen is not None
         training_prior = seen.training_prior
@@ -149,7 +152,9 @@ def fit(
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
     if network is None:
         assert seen is not None
-        network = default_network(problem, seen, correction=baseline is not None, key=network_key)
+        correction = baseline is not None
+        with stages.stage("making the network"):
+            network = default_network(problem, seen, correction=correction, key=network_key)
     if baseline is not None:
         network = WithBaseline(Given(baseline), network)
     control, weights = None, getattr(loss, "penalty_weights", None)
@@ -180,6 +185,7 @@ def fit(
         settings=settings,
         identity={"y": list(problem.names or ()), "pilot": _typical(pilot)},
         started=started,
+        progress=stages,
         anchors=anchors,
         survey=seen,
     )

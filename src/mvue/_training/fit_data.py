@@ -21,6 +21,7 @@ from .._data.repeats import Repeats, penalised_units
 from .._data.simulated import SimulatedData
 from .._runtime.devices import mesh_for
 from .._runtime.digest import arrays_digest
+from .._runtime.progress import progress_for
 from ..exceptions import NoRepeatsWarning
 from ..losses._functions import Penalty, effective_bias_weight
 from ..losses._objectives import Constant, Loss, Terms, bce
@@ -99,7 +100,8 @@ def fit_data(
             "and y become the former by mvue.Repeats.from_rows(x, y)"
         )
     keep = keep or ("best" if validation else "average")
-    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, progress, validations)
+    schedule = Schedule(steps, patience, checkpoint, checkpoint_every, validations)
+    stages = progress_for(progress)
     schedule.check(keep, optimizer)
     for name, value in (
         ("batch_rows", batch_rows),
@@ -110,7 +112,8 @@ def fit_data(
     keys = jr.split(key_for("fit_data", key), 4)
     network_key, train_key, validation_key, split_key = keys
     rng = np.random.default_rng(np.asarray(jr.key_data(split_key)).tolist())
-    prepared = prepare(data, validation, split, batch_units, rng)
+    with stages.stage("preparing the data"):
+        prepared = prepare(data, validation, split, batch_units, rng)
     training, held_out = prepared.training, prepared.held_out
     terms = _terms_of(loss)
     if network is None:
@@ -162,6 +165,7 @@ def fit_data(
             "data": arrays_digest([training.x, training.y, training.starts]),
         },
         started=started,
+        progress=stages,
         feed=lambda step: prepared.feed(step, steps),
         held_out=padded_pool(held_out),
     )

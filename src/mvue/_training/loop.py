@@ -24,8 +24,10 @@ from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
 from .._runtime.digest import arrays_digest, program_digest
-from .._runtime.host import bytes_needed, progress_bar, require_memory, stop_signals
+from .._runtime.memory import bytes_needed, require_memory
 from .._runtime.programs import compiled
+from .._runtime.progress import Progress
+from .._runtime.signals import stop_signals
 from .._version import __version__
 from ..nn._frozen import count_weights
 from .checkpoint import Checkpoints
@@ -52,7 +54,6 @@ class Schedule(NamedTuple):
     patience: int | None
     checkpoint: str | Path | None
     checkpoint_every: float
-    progress: bool | None
     validations: int = 100
 
     def check(self, keep: str, optimizer: Any) -> None:
@@ -82,6 +83,7 @@ def train(
     settings: dict[str, Any],
     identity: dict[str, Any],
     started: float,
+    progress: Progress,
     feed: Feed | None = None,
     held_out: PyTree = (),
     anchors: int = 0,
@@ -96,6 +98,7 @@ def train(
         settings: what is trained, for the reader.
         identity: what tells this run from others, besides the settings and the program.
         started: when the call began.
+        progress: where to say how far it is.
         feed: pools of data; None for simulations.
         held_out: the pool to validate on.
         anchors: how many times the bias is measured.
@@ -112,14 +115,16 @@ def train(
 
     pool, renewed = pool_at(0)
     first_run = (state, jnp.asarray(0), keys.train, constants, pool)
-    run, traced, executable = compiled(program.run, *first_run, mesh=mesh, same_as=program.same_as)
-    require_memory(bytes_needed(executable), program.source.sizes)
     judging = program.arrays, keys.validation, held_out
-    validate = compiled(program.validate, *judging, mesh=mesh, same_as=program.same_as).run
+    same = {"mesh": mesh, "same_as": program.same_as}
+    with progress.stage("compiling"):
+        run, traced, executable = compiled(program.run, *first_run, **same)
+        require_memory(bytes_needed(executable), program.source.sizes)
+        validate = compiled(program.validate, *judging, **same).run
+        if program.measures_loss:
+            first = abs(float(validate(*judging)["loss"]))
+            state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
-    if program.measures_loss:
-        first = abs(float(validate(*judging)["loss"]))
-        state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     compile_seconds = time.perf_counter() - started
 
     checkpoints = None
@@ -150,13 +155,14 @@ def train(
     stop = 0
     with (
         stop_signals() as stop_signal,
-        progress_bar("training", steps, show=schedule.progress, start=int(state.step)) as advance,
+        progress.stage("training", steps, int(state.step)) as advance,
     ):
         while outcome is None:
             step = int(state.step)
             if step >= renewed:
                 pool, renewed = pool_at(step)
             if control and step in anchored:
+                advance(step, "measuring the bias")
                 # Moments of one state and key, whatever came before: a resumed run has the same.
                 sums = measure(state.average, jr.fold_in(keys.anchor, step), constants, pool)
                 state = state._replace(anchor=control.solve(_copy(state.average), sums))

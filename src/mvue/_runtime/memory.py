@@ -1,16 +1,9 @@
-"""The machine that a run is on: free memory, signals to stop, and the progress bar."""
+"""Free memory of the machine, and programs that would need more of it."""
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 def bytes_needed(executable: Any) -> int:
@@ -73,64 +66,3 @@ def _group_free() -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)
-
-
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], int]]:
-    """Turn the first Ctrl-C or SIGTERM into a number to be asked for; a second one acts at once.
-
-    Yields:
-        A function that says which signal has come, 0 for none.
-    """
-    received = 0
-    previous: dict[int, Any] = {}
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def handler(number: int, _: Any) -> None:
-        nonlocal received
-        if received:
-            restore()
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            signal.raise_signal(number)
-        received = number
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handler)
-    try:
-        yield lambda: received
-    finally:
-        restore()
-
-
-Advance = Callable[[int, str], None]
-"""``advance(completed, message)``."""
-
-
-@contextmanager
-def progress_bar(label: str, total: int, *, show: bool | None, start: int = 0) -> Iterator[Advance]:
-    """A bar with count, message and time left, on standard error.
-
-    Args:
-        label: what is going on.
-        total: how many steps there are.
-        show: whether to show it; None shows it on a terminal only.
-        start: how many steps were done before.
-    """
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda *_: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[message]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total, completed=start, message="")
-        yield lambda completed, message: bar.update(task, completed=completed, message=message)
