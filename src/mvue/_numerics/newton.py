@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .line_search import STALLED, moved, succeeds
 from .small_matrices import invert
 
-ARMIJO = 1e-4  # of the decrease that the slope promises
 EDGE = 1e-6  # of the box is left out at its bounds, where likelihoods need not be defined
 LONGEST = 3.0  # step in any coordinate
 RESOLVED = 3e-6  # smallest pivot of a scaled Hessian that is told from rounding
-SHRINK = 0.25  # of the step after a rejection
-STALLED = SHRINK**12  # a step so much shortened will not succeed any more
 
 
 class Point(NamedTuple):
@@ -48,8 +46,7 @@ class BoxNewton(optx.AbstractMinimiser):
     """Newton's method with positive curvatures, projected on a box.
 
     It ends when the optimum is within `atol` standard errors: the length of Newton's step in
-    the metric of the Hessian, the observed information. Single precision resolves that, while
-    it does not resolve the function's value, whose rounding grows with the number of samples.
+    the metric of the Hessian, the observed information.
     """
 
     low: Array
@@ -132,16 +129,10 @@ class BoxNewton(optx.AbstractMinimiser):
         trial = jnp.clip(y + length * direction, low, high)
         there = self.look(fn, trial, args)
         promised = jnp.sum(here.slope * (trial - y))
-        lower = there.value <= here.value + ARMIJO * promised
-        # Near the optimum, values differ by rounding alone; distances still tell.
-        rounding = 16 * jnp.finfo(y.dtype).eps * jnp.abs(here.value)
-        nearer = there.distance <= 0.5 * here.distance
-        nearer = nearer & (there.value <= here.value + 1e-2 + rounding)
-        accept = jnp.isfinite(there.value) & (((promised < 0) & lower) | nearer)
+        accept = succeeds(here.value, there.value, promised, here.distance, there.distance)
         accept = accept | jnp.isinf(here.value)
-        point = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, here)
-        length = jnp.where(accept, jnp.minimum(1.0, length / SHRINK), SHRINK * length)
-        return jnp.where(accept, trial, y), NewtonState(point, length), None
+        (y, point), length = moved(accept, (trial, there), (y, here), length)
+        return y, NewtonState(point, length), None
 
     def converged(self, state: NewtonState) -> Array:
         """Whether the search is at an optimum."""

@@ -11,24 +11,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ..._numerics.line_search import STALLED, moved, succeeds
 from ..._numerics.small_matrices import invert, multiply, solve
 
-ARMIJO = 1e-4  # of the decrease that the slope promises
-SHRINK = 0.25  # of the step after a rejection
-MARGIN = 0.02  # by which n times the value may rise where the slope says that it falls
-STALLED = SHRINK**10  # a step so much shortened will not succeed any more
 INWARD = 0.7  # towards a positive definite matrix, until the start is one
 
 
 class Point(NamedTuple):
-    """What is known at one y; values and derivatives are those of 2/n times minus the logarithm."""
+    """What is known at one y."""
 
     value: Float[Array, ""]
-    """NaN where Σ is not positive definite."""
+    """Minus the log-likelihood; NaN where Σ is not positive definite."""
     step: Float[Array, " d"]
     """Newton's, or that of Fisher scoring."""
-    slope: Float[Array, ""]
-    """Along the step."""
+    distance: Float[Array, ""]
+    """The length of the step in standard errors; along it, the slope is minus its square."""
     concave: Bool[Array, ""]
     """Whether the likelihood is: the step is Newton's."""
 
@@ -54,14 +51,12 @@ def maximise(
         tolerance: how near to come, in units of the standard error.
         max_steps: stop at the latest after so many steps.
     """
-    # n/2 times the slope is the squared length of the step, in standard errors.
-    near = -2 * tolerance**2 / n
 
     def look(y: Array) -> Point:
-        return _look(y, sample, basis, offset)
+        return _look(y, sample, basis, offset, n)
 
     def found(point: Point) -> Array:
-        return point.concave & (point.slope >= near)
+        return point.concave & (point.distance <= tolerance)
 
     def more(state: tuple[Array, Array, Array, Point]) -> Array:
         count, length, _, point = state
@@ -73,15 +68,11 @@ def maximise(
         count, length, y, here = state
         trial = y + length * here.step
         there = look(trial)
-        lower = there.value <= here.value + ARMIJO * length * here.slope
-        # Near the optimum, values differ by rounding alone; slopes still tell.
-        rounding = 16 * jnp.finfo(y.dtype).eps * jnp.abs(here.value)
-        flatter = there.concave & (there.slope >= 0.25 * here.slope)
-        flatter = flatter & (there.value <= here.value + MARGIN / n + rounding)
-        accept = jnp.isfinite(there.value) & (lower | flatter)
-        length = jnp.where(accept, jnp.minimum(1.0, length / SHRINK), SHRINK * length)
-        y = jnp.where(accept, trial, y)
-        point = jax.tree.map(lambda a, b: jnp.where(accept, a, b), there, here)
+        promised = -length * here.distance**2
+        # A step of Fisher scoring does not tell the distance.
+        left = jnp.where(there.concave, there.distance, jnp.inf)
+        accept = succeeds(here.value, there.value, promised, here.distance, left)
+        (y, point), length = moved(accept, (trial, there), (y, here), length)
         return count + 1, length, y, point
 
     first = (jnp.asarray(0), jnp.ones((), start.dtype), start, look(start))
@@ -144,7 +135,7 @@ def traces(
     return 0.5 * (products + products.T)
 
 
-def _look(y: Array, sample: Array, basis: Array, offset: Array) -> Point:
+def _look(y: Array, sample: Array, basis: Array, offset: Array, n: int) -> Point:
     precision, pivots = invert(covariance(y, basis, offset))
     whitened = _between(precision, sample)
     gradient = _gradient(precision, whitened, basis)
@@ -153,10 +144,10 @@ def _look(y: Array, sample: Array, basis: Array, offset: Array) -> Point:
     scoring, _ = solve(expected, -gradient)
     concave = (newton_pivots > 0).all()
     step = jnp.where(concave, newton, scoring)
-    slope = jnp.sum(gradient * step)
-    value = jnp.sum(jnp.log(pivots)) + jnp.sum(precision * sample)
-    usable = (pivots > 0).all() & jnp.isfinite(slope)
-    return Point(jnp.where(usable, value, jnp.nan), step, slope, concave)
+    distance = jnp.sqrt(jnp.maximum(-n / 2 * jnp.sum(gradient * step), 0.0))
+    value = n / 2 * (jnp.sum(jnp.log(pivots)) + jnp.sum(precision * sample))
+    usable = (pivots > 0).all() & jnp.isfinite(distance)
+    return Point(jnp.where(usable, value, jnp.nan), step, distance, concave)
 
 
 def _between(precision: Array, sample: Array) -> Array:
@@ -168,6 +159,6 @@ def _gradient(precision: Array, whitened: Array, basis: Array) -> Array:
 
 
 def _curvatures(precision: Array, whitened: Array, basis: Array) -> tuple[Array, Array]:
-    """Expected and observed."""
+    """Expected and observed, of 2/n times minus the log-likelihood, as is the gradient."""
     expected = traces(precision, precision, basis)
     return expected, 2 * traces(precision, whitened, basis) - expected
