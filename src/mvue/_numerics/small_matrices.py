@@ -1,8 +1,13 @@
 """Linear algebra of small symmetric matrices, written out so that batches of them are fast.
 
-LAPACK takes the matrices of a batch one by one, and on a busy machine its threads wait for each
-other. Here the batch is the inner loop. A matrix that is not positive definite has a pivot that is
-not positive, or NaN in its factor; nothing is raised.
+LAPACK takes the matrices of a batch one by one; here the batch is the inner loop. With JAX 0.10 on
+a CPU, JAX's own routines take 1.4 times as long in the maximum likelihood of 5 by 5 covariances
+with 9 parameters, and 1.5 times in the summaries of vectors of length 2 and 5; at length 8 they are
+10 % faster. The Cholesky factor alone is a tie in use (0.8 to 1.1). `benchmarks/numerics.py`
+compares each function alone.
+
+A matrix that is not positive definite has a pivot that is not positive, or NaN in its factor;
+nothing is raised.
 """
 
 import jax

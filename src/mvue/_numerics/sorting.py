@@ -1,7 +1,8 @@
 """Sorting of many short vectors.
 
 The sort of XLA on a CPU takes them one by one, comparison by comparison. A sorting network is a
-fixed sequence of minima and maxima, with the batch as the inner loop: about four times as fast.
+fixed sequence of minima and maxima, with the batch as the inner loop: 4 to 7 times as fast as
+`jnp.sort` and `jax.lax.top_k` for 10 to 256 values (JAX 0.10, `benchmarks/numerics.py`).
 """
 
 import jax.numpy as jnp
