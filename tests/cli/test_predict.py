@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -145,6 +148,14 @@ def test_columns_by_name(tmp_path):
     run("predict", tmp_path / "m.mvue", tmp_path / "x.csv", "--out", tmp_path / "out.npy")
     expected = X @ front.coef_.T + front.intercept_
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected)
+    # Columns besides those may hold anything.
+    noted = mixed.assign(note=['a, "b"', "c"] * (len(X) // 2))
+    noted.to_csv(tmp_path / "x.csv", index=False)
+    noted.assign(note="plain").to_csv(tmp_path / "plain.csv")
+    noted.to_parquet(tmp_path / "x.parquet")
+    for data in ("x.csv", "plain.csv", "x.parquet"):
+        run("predict", tmp_path / "m.mvue", tmp_path / data, "--out", tmp_path / "out.npy")
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected)
     mixed.drop(columns="b").to_csv(tmp_path / "x.csv", index=False)
     result = run("predict", tmp_path / "m.mvue", tmp_path / "x.csv", code=1)
     assert "no column b" in result.stderr
@@ -186,6 +197,49 @@ def test_gaps_and_quotes_in_tables(model, tmp_path):
     assert run("predict", model, tmp_path / "x.csv").stdout == "east,north\n"
 
 
+def test_every_line_has_its_row(model, tmp_path):
+    """Whatever the first line is, and with lines that end a file in several ways."""
+    data, out = tmp_path / "x.csv", tmp_path / "out.npy"
+
+    def predicted(text, *options):
+        data.write_text(text)
+        run("predict", model, data, "--out", out, *options)
+        return np.load(out)
+
+    lines = "0.1,0.2,0.3\n0.4,0.5,0.6\n"
+    names = ("east,north,up\n", ",a,b\n", "nan_a,inf b,c\n", '"x, y",b,c\n')
+    for text in (lines, lines.rstrip(), lines + "\n\n", lines.replace("\n", "\r\n")):
+        for first in ("", *names):
+            np.testing.assert_allclose(predicted(first + text), [[0.1, 0.2], [0.4, 0.5]])
+    assert np.isnan(predicted("nan,0.2,0.3\n" + lines)[0]).all()
+    assert len(predicted("1,2,3\n" + lines, "--header")) == 2
+    assert len(predicted("a,2,3\n" + lines, "--header")) == 2
+    data.write_text("a,b,c\n" + lines)
+    result = run("predict", model, data, "--no-header", code=1)
+    assert "got 'a' in column 1 of line 1" in result.stderr
+    np.save(tmp_path / "x.npy", np.zeros((2, 3)))
+    assert "--header" in run("predict", model, tmp_path / "x.npy", "--header", code=2).stderr
+
+
+def test_an_empty_line_is_a_missing_number_where_a_line_has_one(tmp_path):
+    mvue.save(mvue.wls(np.eye(1), 1.0), tmp_path / "m.mvue")
+    (tmp_path / "x.csv").write_text("x\n1\n\n3\n")
+    run("predict", tmp_path / "m.mvue", tmp_path / "x.csv", "--out", tmp_path / "out.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy").ravel(), [1, np.nan, 3])
+
+
+def test_measurements_that_are_not_finite_have_no_estimate(tmp_path):
+    """Also where the estimator would make a number of them."""
+    cut = eqx.nn.Sequential([eqx.nn.Lambda(jax.nn.relu), eqx.nn.Linear(2, 2, key=jr.key(0))])
+    mvue.save(cut, tmp_path / "m.mvue", problem=models.line_problem())
+    assert np.isfinite(cut(jnp.array([-jnp.inf, 0.0]))).all()
+    (tmp_path / "x.csv").write_text("0.1,0.2\n-inf,0.2\n0.1,inf\n,0.2\n1e300,0\n")
+    run("predict", tmp_path / "m.mvue", tmp_path / "x.csv", "--out", tmp_path / "out.npy")
+    found = np.load(tmp_path / "out.npy")
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1:4]).all()
+
+
 def test_pipelines_take_columns_by_name(tmp_path):
     import pandas as pd
 
@@ -209,7 +263,11 @@ def test_pipelines_take_columns_by_name(tmp_path):
 def test_wrong_inputs_are_refused(model, tmp_path):
     cases = {
         "one measurement of shape (3,), 3 numbers in all, got rows of shape (2,)": "1,2\n",
-        "must have 3 numbers in every line, got 2 in line 3": "1,2,3\n\n1,2\n",
+        "must have 3 numbers in every line, got 2 in line 2": "1,2,3\n1,2\n",
+        "but line 2 is empty": "1,2,3\n\n1,2,3\n",
+        "got 'bad' in column 2 of line 1: write a number or leave it empty": "1,bad,3\n1,2,3\n",
+        "got 'n/a' in column 1 of line 1": "n/a,n/a,n/a\n1,2,3\n",
+        "a name of its own for each column, got 'a' twice": "a,b,a\n1,2,3\n",
         "must have 2 numbers in every line, got 3 in line 2": "a,b\n1,2,3\n",
         "got 'x' in column 2 of line 2": "a,b,c\n1,x,3\n",
         "must have commas between columns": "1;2;3\n",
@@ -255,6 +313,33 @@ def test_help_is_for_newcomers(command):
     text = run(command, "--help").stdout
     assert "Exit codes: 0 done" in " ".join(text.split())
     assert "MODEL" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_what_cannot_be_printed_is_told_in_one_sentence(model, tmp_path):
+    (tmp_path / "x.csv").write_text("0.1,0.2,0.3\n")
+    for arguments in (["info", model], ["predict", model, tmp_path / "x.csv"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "mvue", *map(str, arguments)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 1
+        assert done.stderr == "mvue: cannot write to standard output: No space left on device\n"
+
+
+def test_a_pipe_that_is_closed_ends_without_a_traceback(model):
+    command = [sys.executable, "-m", "mvue", "info", str(model)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert "Exception" not in said
 
 
 def test_the_command_itself(model):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from mvue.datasets import DatasetError, _fetch, _rssi, rssi
 from mvue.datasets._fetch import SourceFile, fetch, sha256_of
@@ -157,10 +158,32 @@ def test_broken_download_leaves_nothing_and_says_what_to_do(cache, server):
     server["answer"] = ConnectionError("network is unreachable")
     with pytest.raises(DatasetError) as error:
         fetch(SOURCE)
-    place = cache / "toy" / "toy.csv"
-    for part in (SOURCE.url, "network is unreachable", str(place), "toy/toy.csv", "MVUE_DATA_DIR"):
+    for part in (SOURCE.url, "network is unreachable", "toy/toy.csv", "set MVUE_DATA_DIR to"):
         assert part in str(error.value)
     assert not files_in(cache)
+
+
+def http_error():
+    response = requests.Response()
+    response.status_code, response.reason = 404, "Not Found"
+    return requests.HTTPError("404 Client Error: Not Found for url: https://…", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (requests.ConnectionError("HTTPSConnectionPool(host='example.org')"), "(no connection)"),
+        (requests.ReadTimeout("HTTPSConnectionPool(host='example.org')"), "(no answer in time)"),
+        (requests.exceptions.SSLError("bad"), "(its certificate cannot be verified)"),
+        (http_error(), "(the answer was 404 Not Found)"),
+    ],
+)
+def test_errors_of_the_network_are_told_in_a_few_words(error, words, cache, server):
+    server["answer"] = error
+    with pytest.raises(DatasetError) as told:
+        fetch(SOURCE)
+    assert words in str(told.value)
+    assert "Pool" not in str(told.value)
 
 
 def test_interrupted_download_leaves_nothing(cache, monkeypatch):

@@ -1,5 +1,6 @@
 """Checkpoints: a run killed at any moment ends with the same bits."""
 
+import logging
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ import pytest
 import mvue
 from helpers.plain import plain_fit
 from mvue._runtime.digest import program_digest
+from mvue._training.checkpoint import Checkpoints
 
 STEPS = 800
 SCRIPT = """
@@ -102,6 +104,20 @@ def test_killed_and_resumed_run_is_bit_identical(tmp_path):
     assert set(a.files) == set(b.files)
     for name in a.files:
         np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_logging_of_others_is_left_as_it_was(tmp_path):
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        checkpoints = Checkpoints(tmp_path, {})
+        checkpoints.save(1, jnp.ones(2), {})
+        assert checkpoints.restore(jnp.zeros(2)) is not None
+        checkpoints.close()
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 def test_finished_run_is_not_trained_again(whole, finished):

@@ -30,7 +30,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         sync(new)
         new.replace(target)
     except OSError as error:
-        if error.filename == str(new):
+        if error.errno is not None and error.filename in (None, str(new)):
             error.filename = str(path)
         raise
     finally:

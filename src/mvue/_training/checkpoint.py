@@ -9,6 +9,8 @@ import json
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,6 @@ class Checkpoints:
             import orbax.checkpoint as ocp
         except ImportError as error:
             raise ImportError("checkpoint= needs Orbax: pip install 'mvue[checkpoint]'") from error
-        logging.getLogger("absl").setLevel(logging.ERROR)
         self._args = ocp.args
         self.directory = Path(directory).resolve()
         if self.directory.exists() and not self.directory.is_dir():
@@ -56,9 +57,10 @@ class Checkpoints:
             create=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
         )
-        self._manager = ocp.CheckpointManager(
-            self.directory, options=options, item_names=("record", "state")
-        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(
+                self.directory, options=options, item_names=("record", "state")
+            )
 
     def save(self, step: int, state: PyTree, history: dict[str, Any]) -> None:
         """Write the state after `step` steps, unless it is there already."""
@@ -70,7 +72,8 @@ class Checkpoints:
             state=self._args.StandardSave(leaves), record=self._args.JsonSave(record)
         )
         try:
-            self._manager.save(step, args=args)
+            with _quiet():
+                self._manager.save(step, args=args)
         except (OSError, ValueError) as error:
             warnings.warn(
                 f"the state of step {step} could not be saved in {self.directory}: {error}. "
@@ -145,15 +148,17 @@ class Checkpoints:
         while (self.directory / name).exists():
             name += "+"
         folder.rename(self.directory / name)
-        self._manager.reload()
+        with _quiet():
+            self._manager.reload()
 
     def close(self) -> None:
         """Finish writing."""
         if self._manager is not None:
-            self._manager.close()
+            with _quiet():
+                self._manager.close()
 
     def _restore(self, step: int, **items: Any) -> Any:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             return self._manager.restore(step, args=self._args.Composite(**items))
 
@@ -167,6 +172,18 @@ class Checkpoints:
                 f"the checkpoint in {self.directory} is of another training run:\n{lines}\n"
                 "Nothing was changed. Choose another folder, or delete this one to start afresh."
             )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the many lines that Orbax logs about what it does."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _numbered(state: PyTree) -> dict[str, Any]:

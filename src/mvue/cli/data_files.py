@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,10 @@ ROWS = 8192
 KINDS = (".csv", ".npy", ".parquet")
 
 
+MISSING = {"na", "n/a", "#n/a", "<na>", "null", "none", "?", "-"}
+"""How programs write that there is no number, in small letters; none of these is a name."""
+
+
 class Piece(NamedTuple):
     """Some rows of a file."""
 
@@ -25,35 +29,39 @@ class Piece(NamedTuple):
     """Of the columns, where the file has any."""
 
 
-def read_pieces(path: str | Path, rows: int = ROWS) -> Iterator[Piece]:
+def read_pieces(
+    path: str | Path,
+    columns: Sequence[str] | None = None,
+    *,
+    header: bool | None = None,
+    rows: int = ROWS,
+) -> Iterator[Piece]:
     """The rows of a CSV, NumPy or Parquet file, in pieces: memory does not grow with their number.
 
-    A CSV file may begin with a line of names.
+    Args:
+        path: the file.
+        columns: names of those to take from a file that has names; the others are not looked at.
+        header: whether the first line of a CSV file has names; by default if none of its cells is
+            a number.
+        rows: how many at a time.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     kind = path.suffix.lower()
+    if header is not None and kind != ".csv":
+        raise ValueError(f"only a .csv file can be read with or without a header, got {path.name}")
     if kind == ".npy":
         return _numpy_pieces(path, rows)
     if kind == ".parquet":
-        return _parquet_pieces(path, rows)
+        return _parquet_pieces(path, columns, rows)
     if kind == ".csv":
-        return _csv_pieces(path, rows)
+        return _csv_pieces(path, columns, header, rows)
     raise ValueError(f"data must be a file of the kind {', '.join(KINDS)}, got {path.name}")
 
 
-def to_measurements(piece: Piece, x: Any, features: Sequence[str] | None = None) -> Any:
-    """Rows as measurements of the shapes in x: each row is one, its numbers in order.
-
-    Columns are taken by name where the estimator knows names and the file has some.
-    """
-    values = piece.values
-    if features is not None and piece.names is not None:
-        missing = [name for name in features if name not in piece.names]
-        if missing:
-            raise ValueError(f"data has no column {', '.join(missing)}; it has {piece.names}")
-        values = values[:, [piece.names.index(name) for name in features]]
+def to_measurements(values: np.ndarray, x: Any) -> Any:
+    """Rows as measurements of the shapes in x: each row is one, its numbers in order."""
     leaves, structure = jax.tree.flatten(x)
     if len(leaves) == 1 and values.shape[1:] == leaves[0].shape:
         return jax.tree.unflatten(structure, [values])
@@ -73,6 +81,17 @@ def to_measurements(piece: Piece, x: Any, features: Sequence[str] | None = None)
     return jax.tree.unflatten(structure, parts)
 
 
+def _places(path: Path, names: list[str], columns: Sequence[str] | None) -> list[int]:
+    """Which columns of a file to take, in order."""
+    twice = next((name for i, name in enumerate(names) if name and name in names[:i]), None)
+    if twice is not None:
+        raise ValueError(f"{path} must have a name of its own for each column, got {twice!r} twice")
+    missing = [name for name in columns or () if name not in names]
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(missing)}; it has {names}")
+    return list(range(len(names))) if columns is None else [names.index(name) for name in columns]
+
+
 def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -84,59 +103,99 @@ def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
         yield Piece(np.asarray(array[start : start + rows]), None)
 
 
-def _csv_pieces(path: Path, rows: int) -> Iterator[Piece]:
+def _csv_pieces(
+    path: Path, columns: Sequence[str] | None, header: bool | None, rows: int
+) -> Iterator[Piece]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        lines = ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+        lines = enumerate(stream, 1)
         try:
             first = next(lines, None)
             if first is None:
                 raise ValueError(f"{path} is empty")
-            names: list[str] | None = _cells(first[1])
-            if all(not cell or _is_number(cell) for cell in names):
-                lines, names = chain([first], lines), None
-            elif len(names) == 1 and any(mark in first[1] for mark in ";\t"):
-                raise ValueError(f"{path} must have commas between columns, got {first[1]!r:.80}")
-            width = None if names is None else len(names)
+            cells = _cells(first[1])
+            names, places = None, list(range(len(cells)))
+            if _has_names(path, first[1], cells) if header is None else header:
+                names, places = cells, _places(path, cells, columns)
+            else:
+                lines = chain([first], lines)
+            chosen = names and [names[i] for i in places]
             block = list(islice(lines, rows))
             if not block:
-                yield Piece(np.empty((0, width or 0)), names)
+                yield Piece(np.empty((0, len(places))), chosen)
             while block:
-                values = _csv_values(path, block, width)
-                width = values.shape[1]
-                yield Piece(values, names)
-                block = list(islice(lines, rows))
+                following = list(islice(lines, rows))
+                block = block if following else _without_empty_end(block, len(cells))
+                yield Piece(_csv_values(path, block, len(cells), places), chosen)
+                block = following
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8: {error.reason}") from error
 
 
-def _csv_values(path: Path, block: list[tuple[int, str]], width: int | None) -> np.ndarray:
-    """Lines as numbers; an empty cell is NaN."""
-    try:
-        values = np.loadtxt([line for _, line in block], delimiter=",", ndmin=2, comments=None)
-    except ValueError:
-        values = None
-    if values is not None and width in (None, values.shape[1]):
-        return values
-    parsed = []
-    for number, line in block:  # slow, but knows quotes and gaps, and where something is wrong
-        cells = _cells(line)
-        width = len(cells) if width is None else width
-        wrong = [i for i, cell in enumerate(cells) if cell and not _is_number(cell)]
-        if wrong:
-            raise ValueError(
-                f"{path} must have numbers only, got {cells[wrong[0]]!r:.80} in column "
-                f"{wrong[0] + 1} of line {number}"
-            )
-        if len(cells) != width:
-            raise ValueError(
-                f"{path} must have {width} numbers in every line, got {len(cells)} in line {number}"
-            )
-        parsed.append([float(cell or "nan") for cell in cells])
-    return np.array(parsed)
+def _has_names(path: Path, line: str, cells: list[str]) -> bool:
+    """Whether the first line has names of columns: then all of its cells are."""
+    if all(not cell or _is_number(cell) for cell in cells):
+        return False
+    if len(cells) == 1 and any(mark in line for mark in ";\t"):
+        raise ValueError(f"{path} must have commas between columns, got {line!r:.80}")
+    # A table that was written with its index has no name above that.
+    is_name = [bool(c) and not _is_number(c) and c.lower() not in MISSING for c in cells]
+    if all(is_name[1:]) and (is_name[0] or (len(cells) > 1 and not cells[0])):
+        return True
+    wrong = next(i for i, cell in enumerate(cells) if cell and not _is_number(cell))
+    raise ValueError(
+        f"{path} must have numbers only or names only in line 1, got {cells[wrong]!r:.80} in "
+        f"column {wrong + 1} of line 1: write a number or leave it empty, or give --header if "
+        "these are names"
+    )
+
+
+def _without_empty_end(block: list[tuple[int, str]], width: int) -> list[tuple[int, str]]:
+    """Lines without the empty ones that end a file; where lines have one cell, they are rows."""
+    while width > 1 and block and not block[-1][1].strip():
+        block = block[:-1]
+    return block
+
+
+def _csv_values(
+    path: Path, block: list[tuple[int, str]], width: int, places: list[int]
+) -> np.ndarray:
+    """Some of the cells in lines as numbers; an empty cell is NaN."""
+    lines = [line for _, line in block]
+    # Without quotes and gaps, commas tell the cells: NumPy is fast, but would pass over the rest.
+    if lines and all(
+        line.count(",") == width - 1 and '"' not in line and line.strip() for line in lines
+    ):
+        with suppress(ValueError):
+            values = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None, usecols=places)
+            if len(values) == len(lines):
+                return values
+    return np.array([_csv_row(path, *line, width, places) for line in block]).reshape(
+        len(block), len(places)
+    )
+
+
+def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) -> list[float]:
+    """One line as numbers: slow, but knows quotes and gaps, and where something is wrong."""
+    if not line.strip() and width > 1:
+        raise ValueError(
+            f"{path} must have a measurement in every line, but line {number} is empty"
+        )
+    cells = _cells(line)
+    if len(cells) != width:
+        raise ValueError(
+            f"{path} must have {width} numbers in every line, got {len(cells)} in line {number}"
+        )
+    wrong = next((i for i in places if cells[i] and not _is_number(cells[i])), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{path} must have numbers only, got {cells[wrong]!r:.80} in column {wrong + 1} of "
+            f"line {number}"
+        )
+    return [float(cells[i] or "nan") for i in places]
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader([line]))]
+    return [cell.strip() for cell in next(csv.reader([line]))] or [""]
 
 
 def _is_number(text: str) -> bool:
@@ -147,20 +206,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parquet_pieces(path: Path, rows: int) -> Iterator[Piece]:
+def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[Piece]:
     pyarrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-                wrong = [
-                    n
-                    for n, c in zip(batch.schema.names, columns, strict=True)
-                    if c.dtype.kind not in "biuf"
-                ]
+            names = list(file.schema_arrow.names)
+            chosen = [names[i] for i in _places(path, names, columns)]
+            for batch in file.iter_batches(batch_size=rows, columns=chosen):
+                arrays = {n: batch.column(n).to_numpy(zero_copy_only=False) for n in chosen}
+                wrong = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
                 if wrong:
                     raise ValueError(f"{path} must have columns of numbers, not {', '.join(wrong)}")
-                yield Piece(np.column_stack(columns), list(batch.schema.names))
+                yield Piece(np.column_stack(list(arrays.values())), chosen)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
 

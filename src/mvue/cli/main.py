@@ -126,7 +126,7 @@ def reproduce(
     except OptionError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
-    except (CheckpointError, DatasetError) as error:
+    except (CheckpointError, DatasetError, ImportError) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -184,4 +184,15 @@ add_commands(app)
 
 def main() -> None:
     """Entry point of the command."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer cannot be written either: it must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        reason = "it was closed" if isinstance(error, BrokenPipeError) else error.strerror
+        sys.stderr.write(f"mvue: cannot write to standard output: {reason}\n")
+        sys.exit(1)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .._core.checks import describe_shapes
 from .._core.problem import Problem
-from .._models.model import Model
+from .._models.model import Model, is_front
 from .._models.save import load
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
@@ -61,6 +61,14 @@ def predict(
             "in the first line are optional), .npy (first axis: measurements) or .parquet.",
         ),
     ],
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a .csv file has names.",
+            show_default="if none of its cells is a number",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="File for the estimates: .csv, .npy or .parquet.", show_default="stdout"),
@@ -77,11 +85,14 @@ def predict(
 ) -> None:
     """Estimate from every measurement in a file.
 
-    Files of any length are read and written a piece at a time. Rows that are far outside of what
-    the estimator was trained on are counted, and a warning tells how many there are.
+    Files of any length are read and written a piece at a time: one row of estimates for each
+    measurement, NaN where it is not finite. Rows that are far outside of what the estimator was
+    trained on are counted, and a warning tells how many there are.
     """
     if as_json and out is None:
         _fail("--json prints a summary: say with --out where the estimates go", EXIT_USAGE)
+    if header is not None and data.suffix.lower() != ".csv":
+        _fail(f"--header and --no-header are for .csv files, got {data.name}", EXIT_USAGE)
     if out is not None and out.suffix.lower() not in KINDS:
         _fail(f"--out must end in {', '.join(KINDS)}, got {out.name}", EXIT_USAGE)
     outside = 0
@@ -96,12 +107,14 @@ def predict(
         features = None if features is None else list(features)
         names = [*loaded.names, *(["outside"] if flag else [])]
         with writing(out, names) as writer:
-            for piece in read_pieces(data):
-                x = to_measurements(piece, loaded.x, features)
+            for piece in read_pieces(data, features, header=header):
+                x = to_measurements(piece.values, loaded.x)
                 if not len(piece.values):
                     continue
                 unlike = loaded.outside(x)
                 estimates = loaded.predict(x, warn=False).reshape(len(unlike), -1)
+                if not is_front(loaded.estimator):  # which may fill in what is missing
+                    estimates = np.where(_are_finite(x)[:, None], estimates, np.nan)
                 outside += int(unlike.sum())
                 writer.write(np.column_stack([estimates, unlike]) if flag else estimates)
     if outside:
@@ -181,6 +194,14 @@ def export(
         typer.echo(f"{out}: agrees with JAX to {done.difference:.1g} of the largest estimate")
 
 
+def _are_finite(x: Any) -> np.ndarray:
+    """Which of many measurements are finite in all of their numbers."""
+    import jax
+
+    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(x)]
+    return np.logical_and.reduce(finite)
+
+
 def _facts(model: Model) -> dict[str, Any]:
     import jax
 
@@ -236,11 +257,10 @@ def _explained() -> Iterator[None]:
     """Errors that a user can mend, in one sentence."""
     try:
         yield
-    except BrokenPipeError:  # as of `| head`
-        sys.stderr.close()
-        raise typer.Exit(EXIT_FAILED) from None
     except OSError as error:
         named = error.filename2 or error.filename
+        if named is None and error.strerror is not None:
+            raise  # it concerns standard output
         _fail(str(error) if named is None else f"{named}: {error.strerror}", EXIT_FAILED)
     except (ModelFileError, ExportError, ImportError, ValueError, TypeError) as error:
         _fail(str(error), EXIT_FAILED)

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from .._serialise.files import opened
-from ._fetch import DATA_DIR, DatasetError, _cache_folder, _downloader
+from ._fetch import DATA_DIR, DatasetError, _cache_folder, _downloader, reason
 
 FOLDER = "cifar10"
 DECODED = "cifar10.npz"
@@ -137,7 +137,7 @@ def _fetched(folder: Path, own: Path | None) -> Arrays:
                     archive = fetch(Path(scratch))
                     return checked(DECODERS[archive.name], archive)
                 except (DatasetError, OSError, subprocess.SubprocessError) as error:
-                    failures.append(f"{source} ({type(error).__name__}: {error})")
+                    failures.append(f"{source} ({reason(error)})")
     except OSError as error:
         failures.append(f"the cache cannot be written ({error})")
     raise DatasetError(

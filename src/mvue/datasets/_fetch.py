@@ -74,12 +74,27 @@ def fetch(source: SourceFile) -> Path:
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DatasetError(
             f"{source.file} of the data set {source.name!r} is not on this machine, and could not "
-            f"be fetched from {source.url} ({type(error).__name__}: {error}). Try again when this "
-            f"address can be reached, or put the file by hand at {cached}, or at "
-            f"{source.place.as_posix()} in a folder that the environment variable {DATA_DIR} names"
+            f"be fetched from {source.url} ({reason(error)}): try again when this address can be "
+            f"reached, or put the file at {source.place.as_posix()} in a folder of yours and set "
+            f"{DATA_DIR} to that folder"
             + (f" (it names {folder}, where the file is not)" if folder else "")
         ) from error
     return cached
+
+
+def reason(error: BaseException) -> str:
+    """Why a download failed, in a few words: those of the network's libraries are many."""
+    from requests import exceptions
+
+    if isinstance(error, exceptions.HTTPError) and error.response is not None:
+        return f"the answer was {error.response.status_code} {error.response.reason}"
+    if isinstance(error, exceptions.Timeout):
+        return "no answer in time"
+    if isinstance(error, exceptions.SSLError):
+        return "its certificate cannot be verified"
+    if isinstance(error, exceptions.ConnectionError):
+        return "no connection"
+    return str(error) or type(error).__name__
 
 
 def sha256_of(path: Path) -> str:
