@@ -2,6 +2,9 @@
 
 Reading allocates nothing that the file does not have: sizes are compared with the size of the file
 first. A digest of the header and of all tensors tells a damaged file from a sound one.
+
+The library of safetensors writes the file, but does not read it: its readers need twice the memory
+of the file, have no float8 for NumPy, and accept empty tensors of any shape that a file claims.
 """
 
 import hashlib
