@@ -28,11 +28,11 @@ from mvue.experiments.cifar10.labels import read_labels, smoothed_one_hot, softe
 from mvue.experiments.cifar10.measures import accuracy_by_crops, soft_label_moments
 from mvue.experiments.cifar10.students import (
     Student,
+    StudentLoss,
     bias_loss,
     hard_loss,
     mse_loss,
     soft_label_problem,
-    student_loss,
 )
 from mvue.nn._convolutions import by_image, convolve, max_pool
 
@@ -401,10 +401,10 @@ def test_losses_are_those_of_the_paper(seed):
     theta = {"label": jnp.asarray(labels)}
     draw = mvue.Draw(theta, arrays[1], jnp.zeros((5, 7)))
     for kind, second in (("emmse", both), ("bce", bias)):
-        value = student_loss(kind, weight=3.0)(arrays[0], draw, 0.0)
+        value = StudentLoss(kind, weight=3.0)(arrays[0], draw, 0.0)
         assert float(value) == pytest.approx(hard + 3 * second, rel=1e-4)
     logs = np.mean(np.sum((np.log(q).mean(axis=1) - np.log(soft)) ** 2, axis=-1))
-    value = student_loss("bce", "log-probabilities")(arrays[0], draw, 0.0)
+    value = StudentLoss("bce", "log-probabilities")(arrays[0], draw, 0.0)
     assert float(value) == pytest.approx(hard + logs, rel=1e-4)
 
 

@@ -2,9 +2,12 @@
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 import torch
 from hypothesis import given, settings
@@ -197,3 +200,80 @@ def test_libraries_are_not_mixed():
 def test_no_penalty_needs_no_replicates():
     a = arrays()
     assert np.isfinite(mvue.losses.bce_loss(a["estimates"][:, :1], a["y"], bias_weight=0.0))
+
+
+def test_a_control_variate_changes_the_penalty_alone():
+    a = arrays()
+    variate = np.random.default_rng(1).normal(size=(N, M, D))
+    found = mvue.losses.bce_loss(
+        a["estimates"], a["y"], bias_weight=7.0, weights=a["weights"], control_variate=variate
+    )
+    mse = mvue.losses.emmse_loss(a["estimates"], a["y"], weights=a["weights"])
+    bias2 = mvue.losses.squared_bias(a["estimates"] - variate, a["y"], weights=a["weights"])
+    assert found == pytest.approx(mse + 7 * bias2, rel=1e-12)
+    with pytest.raises(ValueError, match="control_variate must have shape"):
+        mvue.losses.bce_loss(a["estimates"], a["y"], bias_weight=7.0, control_variate=a["y"])
+
+
+def test_losses_of_equal_settings_are_equal():
+    assert mvue.bce(3.0, weight=None) == mvue.bce(3.0, weight=None) != mvue.bce(4.0, weight=None)
+    assert hash(mvue.bce(3.0)) == hash(mvue.bce(3.0))
+    assert mvue.bce(0.0, weight=None) == mvue.emmse()
+
+
+def batch():
+    problem = mvue.Problem(
+        dist.Uniform(jnp.ones(1), 2 * jnp.ones(1)), lambda key, y: y + jr.normal(key, (3,))
+    )
+    return problem, problem.draw(jr.key(0), 4, 3)
+
+
+def test_the_expected_error_is_known_to_fit_alone():
+    _, draw = batch()
+    with pytest.raises(ValueError, match="weight='auto' is decided by fit"):
+        mvue.bce(3.0)(draw.x[..., :1], draw, 0.0)
+    loss = mvue.bce(3.0).weighted_by(lambda theta: 1 / theta)
+    expected = mvue.losses.bce_loss(draw.x[..., :1], draw.y, bias_weight=3.0, weights=1 / draw.y)
+    np.testing.assert_allclose(loss(draw.x[..., :1], draw, 0.0), expected, rtol=1e-6)
+
+
+class Absolute(mvue.losses.Loss):
+    """Mean absolute error + λ · squared bias."""
+
+    min_repeats = 2
+    takes_control_variate = True
+
+    def __init__(self):
+        self.variates = []
+
+    def __call__(self, estimates, draw, progress, control_variate=None):
+        error = jnp.abs(estimates - draw.y[:, None, :]).mean()
+        if control_variate is not None:
+            self.variates.append(control_variate.shape)
+            estimates = estimates - control_variate
+        return error + 10.0 * mvue.losses.squared_bias(estimates, draw.y)
+
+    def describe(self, repeats):
+        return f"absolute error, M = {repeats}"
+
+
+def test_an_own_loss_is_trained_on_as_it_says():
+    problem, _ = batch()
+    loss, settings = Absolute(), {"key": jr.key(0), "steps": 3, "batch_size": 4}
+    network = eqx.nn.MLP(3, 1, 4, 1, key=jr.key(0))
+    with pytest.raises(ValueError, match="repeats must be at least 2 for this loss, got 1"):
+        mvue.fit(problem, network, loss, repeats=1, **settings)
+    fit = mvue.fit(problem, network, loss, repeats=5, anchors=1, **settings)
+    assert fit.settings["loss"] == "absolute error, M = 5"
+    assert fit.settings["anchors"] == 1
+    assert set(loss.variates) == {(4, 5, 1)}
+    assert fit.survey is None  # nothing was left to it
+    with pytest.raises(TypeError, match=r"must be mvue\.bce.* on fixed data"):
+        mvue.fit_data(mvue.Repeats.from_rows(np.ones((4, 3)), np.ones(4)), loss=loss, key=jr.key(0))
+
+
+@pytest.mark.parametrize("wrong", [40.0, "bce", Absolute])
+def test_what_is_no_loss_is_refused(wrong):
+    problem, _ = batch()
+    with pytest.raises(TypeError, match="loss"):
+        mvue.fit(problem, loss=wrong, key=jr.key(0))

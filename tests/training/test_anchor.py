@@ -114,7 +114,7 @@ def gradient_noise(problem, slope, key, noise):
         estimates = slope * jnp.mean(draw.x, axis=2)[:, :, None]
         known = estimates - slope * draw.y[:, None, :] if noise else None
         known = None if known is None else jax.lax.stop_gradient(known)
-        return mvue.losses.bce_loss(estimates, draw.y, bias_weight=100.0, noise=known)
+        return mvue.losses.bce_loss(estimates, draw.y, bias_weight=100.0, control_variate=known)
 
     values = jax.vmap(jax.grad(penalty), (None, 0))(slope, jr.split(key, 4000))
     return float(values.mean()), float(values.var())

@@ -15,9 +15,9 @@ from helpers.plain import plain_fit
 from mvue._core.keys import key_for
 from mvue._data.repeats import Repeats
 from mvue._runtime.programs import _programs, compiled
-from mvue._training.batches import DataBatches, DataLoss
+from mvue._training.batches import DataBatches
 from mvue._training.pools import padded_pool, prepare, repeats_of, split_data
-from mvue.losses._functions import masked_squared_bias
+from mvue.losses._functions import squared_bias_of, unit_errors
 
 
 def rows_of(rng, units=60, sizes=(1, 9), noise=0.7, d=2, p=3):
@@ -53,7 +53,8 @@ def test_masked_penalty_is_that_of_the_rows_there(seed, penalty):
     rng = np.random.default_rng(seed)
     errors = rng.normal(size=(6, 5, 2))
     count = rng.integers(2, 6, 6)
-    found = masked_squared_bias(errors, (np.arange(5) < count[:, None]).astype(float), penalty)
+    present = (np.arange(5) < count[:, None]).astype(float)
+    found = squared_bias_of(unit_errors(errors, present), penalty)
     for u, m in enumerate(count):
         one = errors[u : u + 1, :m]
         expected = mvue.losses.squared_bias(one, np.zeros((1, 2)), penalty=penalty)
@@ -113,9 +114,9 @@ def test_held_out_measures_are_exact(seed):
     x, y, unit = rows_of(rng, sizes=(1, 6))
     data, weight = Repeats.from_rows(x, y), np.array([1.0, 3.0])
     source = DataBatches(2, 1, 1, 6)
-    terms = mvue.bce(2.0, weight=lambda _: jnp.asarray(weight)).terms
+    training_loss = mvue.bce(2.0, penalty="plug-in", weight=lambda _: jnp.asarray(weight))
     estimate = lambda x: x[..., :2]  # noqa: E731
-    found = source.judge(estimate, DataLoss(terms, "plug-in", source), jr.key(0), padded_pool(data))
+    found = source.judge(estimate, training_loss, jr.key(0), padded_pool(data))
     errors = x[:, :2] - y
     groups = [errors[unit == u] for u in np.unique(unit)]
     bias2 = np.array(

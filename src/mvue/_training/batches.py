@@ -1,5 +1,6 @@
 """Where the batches of training come from: fresh simulations, or fixed data."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,14 +15,9 @@ from .._core.sampling import finite_units
 from .._core.types import Key, Measurement
 from .._data.repeats import Pool
 from .._runtime.devices import divided
-from ..losses._functions import (
-    Penalty,
-    masked_squared_bias,
-    squared_bias_of_sums,
-    unit_mse,
-    unit_squared_bias,
-)
-from ..losses._objectives import Terms
+from ..losses._functions import UnitErrors, squared_bias_of, unit_errors, unit_mse
+from ..losses._loss import Loss
+from ..losses._objectives import BiasConstrained
 
 VALIDATION_BATCHES = 4
 
@@ -41,6 +37,12 @@ class BatchSource(Protocol):
         """A batch, and how many of its unknowns failed."""
         ...
 
+    def evaluate(
+        self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
+    ) -> Array:
+        """The loss of a batch."""
+        ...
+
     def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
         """Mean squared error and mean squared bias of a batch."""
         ...
@@ -48,7 +50,7 @@ class BatchSource(Protocol):
     def judge(
         self,
         estimate: Callable[[PyTree], Array],
-        loss: Callable[..., Any],
+        loss: Loss,
         key: Key,
         pool: PyTree,
     ) -> dict[str, Array]:
@@ -88,6 +90,12 @@ class SimulatedBatches:
 
         return _replace_nonfinite(divided(unit, mesh, units, key))
 
+    def evaluate(
+        self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
+    ) -> Array:
+        """The loss of a batch, perhaps with a control variate."""
+        return loss(estimates, draw, progress, **control)
+
     def moments(self, estimates: Float[Array, "n m d"], draw: Draw) -> tuple[Array, Array]:
         """Mean squared error and mean squared bias of a batch."""
         mse, bias2 = _moments(estimates, draw.y)
@@ -96,7 +104,7 @@ class SimulatedBatches:
     def judge(
         self,
         estimate: Callable[[Measurement], Array],
-        loss: Callable[..., Any],
+        loss: Loss,
         key: Key,
         pool: Any,
     ) -> dict[str, Array]:
@@ -109,7 +117,7 @@ class SimulatedBatches:
             draw, _ = self.draw(jr.fold_in(key, i), pool)
             estimates = estimate(draw.x)
             mse, bias2 = _moments(estimates, draw.y)
-            return loss(estimates, draw, jnp.asarray(1.0)), mse, bias2
+            return self.evaluate(loss, estimates, draw, jnp.asarray(1.0)), mse, bias2
 
         losses, mse, bias2 = jax.lax.map(batch, jnp.arange(VALIDATION_BATCHES))
         root = jnp.sqrt(mse.size)
@@ -125,10 +133,11 @@ class SimulatedBatches:
 def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
     """Squared error and squared bias of each unknown, summed over components, (N,)."""
     errors = estimates - y[:, None, :]
-    mse = unit_mse(errors).sum(axis=-1)
     if errors.shape[1] < 2:
+        mse = unit_mse(errors).sum(axis=-1)
         return mse, jnp.full_like(mse, jnp.nan)
-    return mse, unit_squared_bias(errors, "unbiased").sum(axis=-1)
+    units = unit_errors(errors)
+    return units.mse.sum(axis=-1), squared_bias_of(units, "unbiased").sum(axis=-1)
 
 
 def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
@@ -196,25 +205,39 @@ class DataBatches:
             draw.theta["present"][self.rows :].reshape(shape),
         )
 
+    def evaluate(
+        self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
+    ) -> Array:
+        """The loss of a batch."""
+        assert isinstance(loss, BiasConstrained)
+        assert not control
+        parts = self.parts(estimates, draw)
+        rows = unit_errors(parts.rows[:, None, :], weights=loss.weights_at(parts.row_y))
+        units = None
+        if self.units:
+            weights = loss.weights_at(parts.unit_y)
+            units = unit_errors(parts.units, parts.present, weights=weights)
+        return loss.of_rows_and_units(rows, units, progress)
+
     def moments(self, estimates: Float[Array, "t 1 d"], draw: Draw) -> tuple[Array, Array]:
         """Mean squared error of the rows, and unbiased squared bias of the units."""
         parts = self.parts(estimates, draw)
         mse = (parts.rows**2).sum(axis=-1).mean()
         if not self.units:
             return mse, jnp.full_like(mse, jnp.nan)
-        bias2 = masked_squared_bias(parts.units, parts.present, "unbiased").sum(axis=-1)
-        return mse, bias2.mean()  # NaN where units have one row
+        units = unit_errors(parts.units, parts.present)
+        return mse, squared_bias_of(units, "unbiased").sum(axis=-1).mean()  # NaN for single rows
 
     def judge(
         self,
         estimate: Callable[[Measurement], Array],
-        loss: Callable[..., Any],
+        loss: Loss,
         key: Key,
         pool: Pool,
     ) -> dict[str, Array]:
         """Loss, MSE and unbiased squared bias on all of a pool, with standard errors over units."""
         del key  # nothing is drawn
-        assert isinstance(loss, DataLoss)
+        assert isinstance(loss, BiasConstrained)
         y = pool.y[pool.unit]
         there = (jnp.arange(len(pool.unit)) < pool.rows)[:, None]
         errors = jnp.where(there, estimate(pool.x[:, None])[:, 0] - y, 0.0)
@@ -222,20 +245,23 @@ class DataBatches:
         def per_unit(values: Array) -> Array:
             return jax.ops.segment_sum(values, pool.unit, len(pool.size))
 
-        weights = loss.weights(pool.y)
-        total, squares = per_unit(errors), per_unit(errors**2)
-        count = pool.size[:, None].astype(errors.dtype)
-        twice = pool.size > 1
-        bias2 = squared_bias_of_sums(total, squares, jnp.maximum(count, 2.0), "unbiased")
-        mse, mse_se = _ratio(squares.sum(axis=-1), pool.size, pool.size > 0)
+        size = pool.size.astype(errors.dtype)
+        squares = per_unit(errors**2)
+        some, twice = pool.size > 0, pool.size > 1
+        count = jnp.maximum(size, 1.0)[:, None]
+        rows = UnitErrors(
+            per_unit(errors) / count, squares / count, count, loss.weights_at(pool.y), shares=size
+        )
+        # Without repeats there is no telling bias from noise: the U-statistic of one row, as if it
+        # had been seen twice, is its squared error, and counts where there is nothing else.
+        shares = jnp.where(twice.any(), twice, some).astype(errors.dtype)
+        units = rows._replace(count=jnp.maximum(count, 2.0), shares=shares)
+        bias2 = squared_bias_of(units, "unbiased")
+        mse, mse_se = _ratio(squares.sum(axis=-1), pool.size, some)
         bias, bias_se = _ratio(bias2.sum(axis=-1), jnp.ones_like(pool.size), twice)
-        weighted_mse, _ = _ratio((squares * weights).sum(axis=-1), pool.size, pool.size > 0)
-        weighted_bias, _ = _ratio((bias2 * weights).sum(axis=-1), jnp.ones_like(pool.size), twice)
-        lam = loss.terms.bias_weight(jnp.asarray(1.0))
-        # Without repeats there is no telling bias from noise: the penalty counts all as bias.
-        penalty = jnp.where(twice.any(), weighted_bias, weighted_mse)
+        judged = dataclasses.replace(loss, penalty="unbiased")
         return {
-            "loss": weighted_mse + jnp.where(lam > 0, lam * penalty, 0.0),
+            "loss": judged.of_rows_and_units(rows, units, jnp.asarray(1.0)),
             "mse": mse,
             "mse_se": mse_se,
             "squared_bias": bias,
@@ -251,37 +277,6 @@ class BatchErrors(NamedTuple):
     units: Float[Array, "k m d"]
     unit_y: Float[Array, "k d"]
     present: Array
-
-
-class DataLoss:
-    """Mean squared error of rows + λ · squared bias of units.
-
-    Args:
-        terms: of the loss.
-        penalty: which estimate of the squared bias.
-        source: of the batches.
-    """
-
-    def __init__(self, terms: Terms, penalty: Penalty, source: DataBatches) -> None:
-        self.terms, self.source = terms, source
-        self.penalty: Penalty = penalty
-
-    def weights(self, y: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        """The weight of each component of some unknowns."""
-        if self.terms.weight is None:
-            return jnp.ones_like(y)
-        weights = jax.vmap(self.terms.weight)(y)
-        return jnp.broadcast_to(weights.reshape(len(y), -1), y.shape)
-
-    def __call__(self, estimates: Array, draw: Draw, progress: Any) -> Array:
-        """The loss of one batch."""
-        parts = self.source.parts(estimates, draw)
-        mse = (parts.rows**2 * self.weights(parts.row_y)).sum(axis=-1).mean()
-        if not self.source.units:
-            return mse
-        bias2 = masked_squared_bias(parts.units, parts.present, self.penalty)
-        bias2 = (bias2 * self.weights(parts.unit_y)).sum(axis=-1).mean()
-        return mse + self.terms.bias_weight(progress) * bias2
 
 
 def _ratio(values: Array, counts: Array, use: Array) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,13 @@ from .._recipe.survey import Survey, survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
 from .._runtime.progress import progress_for
-from ..losses._objectives import Loss, bce
+from ..losses._loss import Loss, as_loss
+from ..losses._objectives import bce
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
 from .batches import SimulatedBatches
 from .control_variate import Control, ThetaFeatures
-from .loop import Keys, Schedule, describe_loss, describe_network, refuse_tracing, train
+from .loop import Keys, Schedule, describe_network, refuse_tracing, train
 from .program import Keep, Program
 from .result import Fit
 
@@ -71,11 +72,12 @@ def fit(
         network: a function of one measurement with trainable arrays (an Equinox module) that
             returns y, used as it is; see `standardize`. By default one that corrects a closed-form
             estimate, in units of the error to expect.
-        loss: what to minimise, by default `bce`; see there and `Loss` for others.
+        loss: what to minimise, by default `bce`: another of `mvue.losses`, a `Loss` of your own, or
+            a function ``(estimates, draw, progress) -> scalar``.
         key: decides all random numbers.
         baseline: an estimator that is known to be unbiased, if there is one. The network then
-            learns a correction to it, and only the bias of the correction is penalised: the noise
-            of the baseline is known and taken out.
+            learns a correction to it, and only the bias of the correction is penalised: the error
+            of the baseline is a control variate.
         training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
             answer does not depend on it, evenly over a range wider than the one of interest (see
             `survey`); for other losses the prior of the problem.
@@ -83,9 +85,9 @@ def fit(
         batch_size: N, unknowns in a batch.
         repeats: M, measurements of each unknown.
         anchors: how many times, at equal distances, the bias of the estimator is measured on many
-            simulations, as a smooth function of theta. What remains of its errors is noise, and
-            is taken out of the penalty of the steps that follow. 0 for never; losses other than
-            `bce` with its unbiased penalty have no use for it.
+            simulations, as a smooth function of theta. What remains of its errors is noise, the
+            control variate of the penalty in the steps that follow. 0 for never; of the losses
+            here, only `bce` with the U-statistic takes one.
         optimizer: an Optax optimizer, or the peak learning rate of the default: Adam with a
             short warm-up and a cosine decay to zero.
         keep: which weights to return: an average over the last steps, those with the best
@@ -114,14 +116,11 @@ def fit(
     check_count("batch_size", batch_size)
     check_count("repeats", repeats)
     check_count("anchors", anchors, least=0)
-    loss = bce() if loss is None else loss
-    if not callable(loss):
-        raise TypeError(f"loss must be callable, such as mvue.bce(40.0), got {loss!r}")
-    least = getattr(loss, "min_repeats", 1)
-    if repeats < least:
+    loss = bce() if loss is None else as_loss(loss)
+    if repeats < loss.min_repeats:
         raise ValueError(
-            f"repeats must be at least {least} for this loss, got {repeats}: a bias cannot "
-            "be seen in one measurement of each unknown"
+            f"repeats must be at least {loss.min_repeats} for this loss, got {repeats}: a bias "
+            "cannot be seen in one measurement of each unknown"
         )
     if training_prior is not None:
         _check_training_prior(problem, training_prior)
@@ -130,15 +129,16 @@ def fit(
     for name, function in (("network", network), ("baseline", baseline)):
         if function is not None:
             check_estimator(name, function, x, y.shape[0])
-    weighted_by = getattr(loss, "weighted_by", None)
-    trial = weighted_by(lambda _: jnp.ones(y.shape[0])) if weighted_by else loss
+    trial = loss
+    if loss.weights_from_survey:
+        trial = loss.weighted_by(lambda _: jnp.ones(y.shape[0]))
     _check_loss(problem, batch_size, repeats, trial)
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
-    chooses_prior = training_prior is None and getattr(loss, "any_prior", False)
+    chooses_prior = training_prior is None and loss.any_prior
     seen: Survey | None = None
-    if network is None or chooses_prior or weighted_by:
+    if network is None or chooses_prior or loss.weights_from_survey:
         with stages.stage("surveying"):
             seen = survey(problem, key=key)
     if chooses_prior:
@@ -146,9 +146,9 @@ def fit(
         training_prior = seen.training_prior
     if training_prior is not None:
         problem = dataclasses.replace(problem, prior=training_prior, crb=None)
-    if weighted_by:
+    if loss.weights_from_survey:
         assert seen is not None
-        loss = cast(Loss, weighted_by(seen.weight))
+        loss = loss.weighted_by(seen.weight)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
     if network is None:
         assert seen is not None
@@ -157,15 +157,15 @@ def fit(
             network = default_network(problem, seen, correction=correction, key=network_key)
     if baseline is not None:
         network = WithBaseline(Given(baseline), network)
-    control, weights = None, getattr(loss, "penalty_weights", None)
-    if weights and (anchors or baseline is not None):
-        control = Control(ThetaFeatures(problem, features_key), weights)
+    control = None
+    if loss.takes_control_variate and (anchors or baseline is not None):
+        control = Control(ThetaFeatures(problem, features_key), loss.weights)
     source = SimulatedBatches(problem, batch_size, repeats, mesh_for(batch_size))
     program = Program(source, network, loss, steps, optimizer, keep, control)
     if baseline is not None:
         _check_baseline(program, pilot_key)
     settings = {
-        "loss": describe_loss(loss, repeats),
+        "loss": loss.describe(repeats),
         "training": str(seen) if chooses_prior else "drawn from the prior that was given",
         "network": describe_network(network) + (" on a baseline" if baseline is not None else ""),
         "steps": steps,
@@ -215,27 +215,29 @@ def _check_training_prior(problem: Problem, prior: Any) -> None:
         )
 
 
-def _check_weight(problem: Problem, loss: Callable[..., Any]) -> None:
-    weight = getattr(getattr(loss, "terms", None), "weight", None)
-    if weight is None:
+def _check_weight(problem: Problem, loss: Loss) -> None:
+    if loss.weights_from_survey:
         return
     keys = jr.split(jr.key(0), WEIGHTS_CHECKED)
-    drawn = jax.vmap(lambda key: problem.y_of(problem.sample_prior(key)))(keys)
-    values = np.asarray(jax.vmap(weight)(drawn))
+    theta = jax.vmap(problem.sample_prior)(keys)
+    drawn = jax.vmap(problem.y_of)(theta)
+    values = loss.weights(Draw(theta, drawn, ()))
+    if values is None:
+        return
+    values = np.asarray(values)
     wrong = ~(np.isfinite(values) & (values > 0)).reshape(len(values), -1).all(axis=1)
     if wrong.any():
         value, y = values[np.argmax(wrong)], np.asarray(drawn)[np.argmax(wrong)]
         raise ValueError(f"weight(y) must be positive and finite, got {value} at y = {y}")
 
 
-def _check_loss(
-    problem: Problem, batch_size: int, repeats: int, loss: Callable[[Any, Draw, Any], Any]
-) -> None:
+def _check_loss(problem: Problem, batch_size: int, repeats: int, loss: Loss) -> None:
     draw = jax.eval_shape(lambda: problem.draw(jr.key(0), batch_size, repeats))
     shape = (batch_size, repeats, draw.y.shape[1])
     estimates = jax.ShapeDtypeStruct(shape, draw.y.dtype)
     try:
-        value = jax.eval_shape(loss, estimates, draw, jax.ShapeDtypeStruct((), jnp.float32))
+        progress = jax.ShapeDtypeStruct((), jnp.float32)
+        value = jax.eval_shape(lambda *batch: loss(*batch), estimates, draw, progress)
     except TypeError as error:
         raise TypeError(
             "loss is called as loss(estimates, draw, progress), with estimates of shape (N, M, d); "

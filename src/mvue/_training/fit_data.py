@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,19 +23,18 @@ from .._runtime.devices import mesh_for
 from .._runtime.digest import arrays_digest
 from .._runtime.progress import progress_for
 from ..exceptions import NoRepeatsWarning
-from ..losses._functions import Penalty, effective_bias_weight
-from ..losses._objectives import Constant, Loss, Terms, bce
+from ..losses._functions import Penalty
+from ..losses._loss import Loss, as_loss
+from ..losses._objectives import BiasConstrained, bce
 from ..nn._frozen import count_weights
 from ..nn._layers import perceptron
 from ..nn._standardize import Standardized, scale_back, scaling
-from .batches import DataBatches, DataLoss
+from .batches import DataBatches
 from .input_range import trained_on_rows
 from .loop import Keys, Schedule, describe_network, refuse_tracing, train
 from .pools import Prepared, Split, padded_pool, prepare, rounded_up
 from .program import Keep, Program
 from .result import Fit
-
-DATA_BIAS_WEIGHT = 10.0
 
 
 def fit_data(
@@ -99,6 +98,7 @@ def fit_data(
             f"data must be mvue.Repeats or mvue.SimulatedData, got {type(data).__name__}: rows x "
             "and y become the former by mvue.Repeats.from_rows(x, y)"
         )
+    loss = _on_data(loss)
     keep = keep or ("best" if validation else "average")
     schedule = Schedule(steps, patience, checkpoint, checkpoint_every, validations)
     stages = progress_for(progress)
@@ -115,15 +115,15 @@ def fit_data(
     with stages.stage("preparing the data"):
         prepared = prepare(data, validation, split, batch_units, rng)
     training, held_out = prepared.training, prepared.held_out
-    terms = _terms_of(loss)
     if network is None:
         network = default_data_network(training, hidden, activation, key=network_key)
     x = jax.ShapeDtypeStruct(training.x.shape[1:], training.x.dtype)
     check_estimator("network", network, x, training.y.shape[1])
-    lam = max(float(terms.bias_weight(progress)) for progress in np.linspace(0, 1, 11))
+    lam = max(float(loss.bias_weight_at(progress)) for progress in np.linspace(0, 1, 11))
     if lam > 0:
         check_count("repeats", repeats, least=2)
-    penalty = _checked_penalty(terms, lam, prepared, repeats, network)
+    penalty = _checked_penalty(loss, lam, prepared, repeats, network)
+    loss = dataclasses.replace(loss, penalty=penalty)
     sizes = training.sizes
     # In round numbers, so that the parts of a cross-validation are trained by one program.
     repeats = int(min(repeats, rounded_up(int(sizes.max()), 16)))
@@ -131,16 +131,15 @@ def fit_data(
     mesh = mesh_for(batch_rows + units * repeats)
     source = DataBatches(training.y.shape[1], batch_rows, units, repeats, mesh)
     same_as = _hashable(
-        *(terms, penalty, training.y.shape[1], batch_rows, units, repeats, steps, optimizer, keep),
+        *(loss, training.y.shape[1], batch_rows, units, repeats, steps, optimizer, keep),
         *jax.tree.flatten(eqx.filter(network, eqx.is_array, inverse=True)),
     )
-    loss_on_data = DataLoss(terms, penalty, source)
-    program = Program(source, network, loss_on_data, steps, optimizer, keep, same_as=same_as)
+    program = Program(source, network, loss, steps, optimizer, keep, same_as=same_as)
     batch = f"{batch_rows} rows" + (
         f" and {batch_units} units of up to {repeats} rows" if source.units else ""
     )
     settings = {
-        "loss": _describe(terms, penalty, sizes, repeats),
+        "loss": loss.describe(_typical_repeats(sizes, repeats)),
         "training": repr(training if prepared.shards is None else data),
         "network": describe_network(network),
         "steps": steps,
@@ -194,20 +193,18 @@ def _hashable(*parts: Any) -> Hashable | None:
     return parts
 
 
-def _terms_of(loss: Any) -> Terms:
-    loss = bce(weight=None) if loss is None else loss
-    terms = getattr(loss, "terms", None)
-    if terms is None:
+def _on_data(loss: Loss | None) -> BiasConstrained:
+    loss = bce(weight=None) if loss is None else as_loss(loss)
+    if not isinstance(loss, BiasConstrained):
         raise TypeError(
             f"loss must be mvue.bce(...) or mvue.emmse(...) on fixed data, got {loss!r}: others "
             "need fresh simulations"
         )
-    terms = cast(Terms, terms)
-    return terms if terms.decided else terms._replace(bias_weight=Constant(DATA_BIAS_WEIGHT))
+    return loss.on_data()
 
 
 def _checked_penalty(
-    terms: Terms, lam: float, prepared: Prepared, repeats: int, network: Any
+    loss: BiasConstrained, lam: float, prepared: Prepared, repeats: int, network: Any
 ) -> Penalty:
     """The penalty to use, if it is safe."""
     if lam == 0:
@@ -221,7 +218,7 @@ def _checked_penalty(
             NoRepeatsWarning,
             stacklevel=4,
         )
-        if terms.penalty == "unbiased":
+        if loss.penalty == "unbiased":
             raise ValueError("penalty='unbiased' needs units that were measured at least twice")
     elif prepared.held_out.sizes.max() == 1:
         warnings.warn(
@@ -230,7 +227,7 @@ def _checked_penalty(
             NoRepeatsWarning,
             stacklevel=4,
         )
-    if terms.penalty != "unbiased":
+    if loss.penalty != "unbiased":
         return "plug-in"
     repeated = sizes[penalised_units(sizes)]
     seen = np.minimum(repeated, repeats)
@@ -249,15 +246,7 @@ def _checked_penalty(
     return "unbiased"
 
 
-def _describe(terms: Terms, penalty: Penalty, sizes: np.ndarray, repeats: int) -> str:
-    start, lam = float(terms.bias_weight(0.0)), float(terms.bias_weight(1.0))
-    weighted = "" if terms.weight is None else ", weighted"
-    if lam == start == 0:
-        return f"EMMSE{weighted}"
-    value = f"λ = {lam:g}" if start == lam else f"λ from {start:g} to {lam:g}"
-    text = f"BCE, {value}, {penalty} penalty{weighted}"
-    if penalty == "plug-in":
-        shown = np.minimum(sizes[penalised_units(sizes)], repeats)
-        typical = max(1, round(1 / np.mean(1 / shown)))
-        text += f" (acts as λ = {effective_bias_weight(lam, typical):.3g} at M = {typical})"
-    return text
+def _typical_repeats(sizes: np.ndarray, repeats: int) -> int:
+    """The M of equal units at which the plug-in penalty acts as on these."""
+    shown = np.minimum(sizes[penalised_units(sizes)], repeats)
+    return max(1, round(1 / np.mean(1 / shown)))

@@ -226,12 +226,6 @@ def describe_network(network: Any) -> str:
     return f"{type(inner).__name__}, {count_weights(network):,} weights"
 
 
-def describe_loss(loss: Any, repeats: int) -> str:
-    """The loss in words."""
-    describe = getattr(loss, "describe", None)
-    return describe(repeats) if describe else getattr(loss, "__name__", type(loss).__name__)
-
-
 def _record(
     candidate: PyTree,
     held_out: dict[str, Any],

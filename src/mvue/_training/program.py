@@ -19,6 +19,7 @@ from .._core.problem import Draw
 from .._core.types import Estimator, Key
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
+from ..losses._loss import Loss
 from ..nn._frozen import trainable
 from ..nn._staged import OnBaseline, finish, prepare
 from .batches import BatchSource, SimulatedBatches
@@ -75,7 +76,7 @@ class Program:
         self,
         source: BatchSource,
         network: Estimator,
-        loss: Callable[..., Any],
+        loss: Loss,
         steps: int,
         optimizer: Any,
         keep: Keep,
@@ -217,8 +218,8 @@ class Program:
             estimates = self.finish(Arrays(params, constants), prepared)
             known = {}
             if noise is not None and self.control is not None:
-                known["noise"] = self.control.matched(noise, estimates, draw)
-            value = self.loss(estimates, draw, progress, **known)
+                known["control_variate"] = self.control.matched(noise, estimates, draw)
+            value = self.source.evaluate(self.loss, estimates, draw, progress, **known)
             return value / state.loss_unit, (value, estimates)
 
         (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)

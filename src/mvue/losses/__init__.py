@@ -10,7 +10,7 @@ from ._functions import emmse_loss as emmse_loss
 from ._functions import fisher_mse_loss as fisher_mse_loss
 from ._functions import relative_mse_loss as relative_mse_loss
 from ._functions import squared_bias as squared_bias
-from ._objectives import Loss as Loss
+from ._loss import Loss as Loss
 from ._objectives import bce as bce
 from ._objectives import bias_reduced as bias_reduced
 from ._objectives import emmse as emmse

@@ -6,7 +6,7 @@ broadcast silently.
 """
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from array_api_compat import array_namespace
 
@@ -23,7 +23,7 @@ def emmse_loss(estimates: AnyArray, y: AnyArray, *, weights: AnyArray | None = N
         weights: optional positive weight of each unknown, shape (N,), or of each of its
             components, shape (N, d).
     """
-    return _weighted_mean(unit_mse(_errors(estimates, y)), weights)
+    return mean_over_units(unit_mse(_errors(estimates, y)), weights)
 
 
 def squared_bias(
@@ -36,8 +36,8 @@ def squared_bias(
     """Squared bias: the mean over unknowns of ‖E[estimate | y] − y‖², from M measurements each.
 
     ``"plug-in"`` squares the mean error of each unknown; its expectation is bias² + variance/M.
-    ``"unbiased"`` averages the products of errors of *different* measurements, so that its
-    expectation is bias² for every M; on one batch it may be negative.
+    ``"unbiased"`` is the U-statistic: the mean product of the errors of two *different*
+    measurements, whose expectation is bias² for every M; on one batch it may be negative.
 
     Args:
         estimates: shape (N, M, d), M at least 2.
@@ -45,7 +45,7 @@ def squared_bias(
         penalty: which of the two estimates of the squared bias.
         weights: as in `emmse_loss`.
     """
-    return _weighted_mean(unit_squared_bias(_errors(estimates, y), penalty), weights)
+    return mean_over_units(unit_squared_bias(_errors(estimates, y), penalty), weights)
 
 
 def bce_loss(
@@ -55,7 +55,7 @@ def bce_loss(
     bias_weight: Any,
     penalty: Penalty = "unbiased",
     weights: AnyArray | None = None,
-    noise: AnyArray | None = None,
+    control_variate: AnyArray | None = None,
 ) -> AnyArray:
     """Bias constrained loss: mean squared error + λ · squared bias.
 
@@ -63,21 +63,23 @@ def bce_loss(
         estimates: shape (N, M, d), M at least 2 unless `bias_weight` is 0.
         y: shape (N, d).
         bias_weight: λ ≥ 0, finite.
-        penalty: ``"unbiased"`` for freshly simulated batches; ``"plug-in"`` as in the paper,
-            and for fixed data, where the unbiased one has no lower bound once λ > M − 1.
+        penalty: ``"unbiased"``, the U-statistic, for freshly simulated batches; ``"plug-in"`` as
+            in the paper, and for fixed data, where the U-statistic has no lower bound once
+            λ > M − 1.
         weights: as in `emmse_loss`; multiplies both terms.
-        noise: a part of the estimates that is known to have mean zero for each unknown, shape
-            (N, M, d): left out of the penalty, whose expectation stays and whose noise falls.
+        control_variate: a part of the estimates that is known to have mean zero for each unknown,
+            shape (N, M, d). It is left out of the penalty, which keeps its expectation and loses
+            variance.
     """
     check_bias_weight(bias_weight)
     errors = _errors(estimates, y)
-    loss = _weighted_mean(unit_mse(errors), weights)
     if isinstance(bias_weight, (int, float)) and bias_weight == 0:
-        return loss
-    if noise is not None:
-        _check_shape("noise", noise, tuple(estimates.shape))
-        errors = errors - noise
-    return loss + bias_weight * _weighted_mean(unit_squared_bias(errors, penalty), weights)
+        return mean_over_units(unit_mse(errors), weights)
+    rows = units = unit_errors(errors, weights=weights)
+    if control_variate is not None:
+        _check_shape("control_variate", control_variate, tuple(estimates.shape))
+        units = unit_errors(errors - control_variate, weights=weights)
+    return bias_constrained(rows, units, bias_weight, penalty)
 
 
 def effective_bias_weight(bias_weight: float, repeats: int) -> float:
@@ -151,6 +153,48 @@ def bias_reduced_loss(
     return xp.mean(bias2 / crb) + hinge_weight * xp.mean(hinge)
 
 
+class UnitErrors(NamedTuple):
+    """The errors of the estimates of each unknown, by their first two moments, (N, d)."""
+
+    mean: AnyArray
+    mse: AnyArray
+    count: AnyArray
+    """Measurements of each unknown: M, or shape (N, 1) where they differ."""
+    weights: AnyArray | None = None
+    """In the loss, as in `emmse_loss`."""
+    shares: AnyArray | None = None
+    """How much each unknown counts in means over unknowns, shape (N,); None for all the same."""
+
+
+def unit_errors(
+    errors: AnyArray, present: AnyArray | None = None, *, weights: AnyArray | None = None
+) -> UnitErrors:
+    """The moments of errors of shape (N, M, d).
+
+    Args:
+        errors: of all measurements.
+        present: which of them exist, shape (N, M), 0 or 1, at least one of each unknown; by default
+            all.
+        weights: of unknowns.
+    """
+    xp = array_namespace(errors)
+    if present is None:
+        return UnitErrors(xp.mean(errors, axis=1), unit_mse(errors), errors.shape[1], weights)
+    there = xp.astype(present, errors.dtype)[:, :, None]
+    count = xp.sum(there, axis=1)
+    mean = xp.sum(errors * there, axis=1) / count
+    return UnitErrors(mean, xp.sum(errors * errors * there, axis=1) / count, count, weights)
+
+
+def bias_constrained(
+    rows: UnitErrors, units: UnitErrors, bias_weight: Any, penalty: Penalty
+) -> AnyArray:
+    """Mean squared error of some measurements + λ · squared bias of some unknowns."""
+    mse = mean_over_units(rows.mse, rows.weights, rows.shares)
+    bias2 = mean_over_units(squared_bias_of(units, penalty), units.weights, units.shares)
+    return mse + bias_weight * bias2
+
+
 def unit_mse(errors: AnyArray) -> AnyArray:
     """Mean squared error of each unknown and component, (N, M, d) -> (N, d)."""
     return array_namespace(errors).mean(errors * errors, axis=1)
@@ -158,48 +202,23 @@ def unit_mse(errors: AnyArray) -> AnyArray:
 
 def unit_squared_bias(errors: AnyArray, penalty: Penalty) -> AnyArray:
     """Squared bias of each unknown and component, (N, M, d) -> (N, d)."""
-    xp = array_namespace(errors)
-    repeats = errors.shape[1]
-    if repeats < 2:
+    return squared_bias_of(unit_errors(errors), penalty)
+
+
+def squared_bias_of(units: UnitErrors, penalty: Penalty) -> AnyArray:
+    """Squared bias of each unknown and component, (N, d)."""
+    mean, mse, count, *_ = units
+    if isinstance(count, int) and count < 2:
         raise ValueError(
             f"the squared bias needs repeats (axis 1 of estimates) of at least 2, got "
-            f"{repeats}: draw at least two measurements of each unknown, or set bias_weight=0"
+            f"{count}: draw at least two measurements of each unknown, or set bias_weight=0"
         )
-    mean = xp.mean(errors, axis=1)
     if penalty == "plug-in":
         return mean * mean
     if penalty == "unbiased":
-        # Products of two different measurements' errors: all products less the squares.
-        return (repeats * mean * mean - unit_mse(errors)) / (repeats - 1)
+        # The U-statistic: all products of two measurements' errors less the squares.
+        return (count * mean * mean - mse) / (count - 1)
     raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
-
-
-def masked_squared_bias(errors: AnyArray, present: AnyArray, penalty: Penalty) -> AnyArray:
-    """Squared bias of each unknown and component where some measurements are missing.
-
-    Args:
-        errors: shape (N, M, d).
-        present: which of them exist, shape (N, M), 0 or 1; at least one of each unknown, and two
-            for the unbiased penalty.
-        penalty: as in `squared_bias`.
-    """
-    xp = array_namespace(errors)
-    there = xp.astype(present, errors.dtype)[:, :, None]
-    return squared_bias_of_sums(
-        xp.sum(errors * there, axis=1),
-        xp.sum(errors * errors * there, axis=1),
-        xp.sum(there, axis=1),
-        penalty,
-    )
-
-
-def squared_bias_of_sums(
-    total: AnyArray, squares: AnyArray, count: AnyArray, penalty: Penalty
-) -> AnyArray:
-    """Squared bias of each unknown and component from sums of errors and of their squares."""
-    if penalty == "plug-in":
-        return (total / count) ** 2
-    return (total**2 - squares) / (count * (count - 1))
 
 
 def check_bias_weight(bias_weight: Any, *, finite: bool = True) -> None:
@@ -244,7 +263,9 @@ def _check_shape(name: str, array: AnyArray, expected: tuple[int, ...]) -> None:
         )
 
 
-def _weighted_mean(per_unit: AnyArray, weights: AnyArray | None) -> AnyArray:
+def mean_over_units(
+    per_unit: AnyArray, weights: AnyArray | None, shares: AnyArray | None = None
+) -> AnyArray:
     """Sum over components, mean over unknowns."""
     xp = array_namespace(per_unit)
     if weights is not None:
@@ -257,4 +278,5 @@ def _weighted_mean(per_unit: AnyArray, weights: AnyArray | None) -> AnyArray:
                 f"component, got {tuple(weights.shape)}"
             )
         per_unit = per_unit * weights
-    return xp.mean(xp.sum(per_unit, axis=-1))
+    values = xp.sum(per_unit, axis=-1)
+    return xp.mean(values) if shares is None else xp.sum(values * shares) / xp.sum(shares)

@@ -1,13 +1,8 @@
-"""What `fit` minimises: the losses bound to their settings.
-
-`fit` calls its loss as ``loss(estimates, draw, progress)``: the estimates of shape (N, M, d),
-the `Draw` they were made from, and the fraction of training done, between 0 and 1. Any
-function of this form will do; the ones here describe themselves in reports.
-"""
+"""The losses bound to their settings, as `fit` takes them."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,66 +11,131 @@ from .._core.problem import Draw
 from .._core.types import Theta
 from ._functions import (
     Penalty,
+    UnitErrors,
     bce_loss,
+    bias_constrained,
     bias_reduced_loss,
     check_bias_weight,
     effective_bias_weight,
-    emmse_loss,
     fisher_mse_loss,
+    mean_over_units,
     relative_mse_loss,
 )
+from ._loss import FunctionLoss, Loss
 
 Schedule = Callable[[Any], Any]
 
 DEFAULT_BIAS_WEIGHTS = (20.0, 100.0)
 """λ at the start and at the end: small enough to learn quickly, then large enough to unbias."""
+DATA_BIAS_WEIGHT = 10.0
 
 
-class Constant(NamedTuple):
-    """The same λ throughout; equal to others of its value, as functions are not."""
+class OfTheta(NamedTuple):
+    """A weight that was decided by `fit`."""
 
-    value: float | None
-
-    def __call__(self, progress: Any) -> Any:
-        """λ."""
-        del progress
-        return self.value
-
-
-class Terms(NamedTuple):
-    """A loss that is a mean squared error and a bias penalty, by its parts."""
-
-    bias_weight: Schedule
-    """λ, from the fraction of training done."""
-    decided: bool
-    """Whether λ was given."""
-    penalty: Penalty | None
-    weight: Callable[[Any], Any] | None
-    """Of one y; None for no weights."""
+    weight: Callable[[Theta], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """A loss with its settings, as `fit` takes it."""
+class BiasConstrained(Loss):
+    """Mean squared error + λ · squared bias; of fresh simulations, or of fixed data."""
 
-    evaluate: Callable[..., Any]
-    """``(estimates, draw, progress) -> scalar``."""
-    describe: Callable[[int], str]
-    """The loss in words, for M repeats."""
-    min_repeats: int = 1
-    any_prior: bool = False
-    """Whether the best estimator is the same for every prior, so that `fit` may choose one."""
-    weighted_by: Callable[[Callable[[Theta], Any]], "Loss"] | None = None
-    """The loss with weights that `fit` is to decide: a function of theta."""
-    penalty_weights: Callable[[Draw], Any] | None = None
-    """The weights of a bias penalty, if `evaluate` also takes ``noise=``: a part of the estimates
-    that is known to have mean zero for each unknown and is to be left out of the penalty."""
-    terms: Terms | None = None
-    """What the loss consists of; without, it cannot be used on fixed data."""
+    bias_weight: float | Schedule | None
+    """λ, or a function of the fraction of training done; None for the default."""
+    penalty: Penalty | None
+    """None for the U-statistic, and on fixed data for the plug-in."""
+    weight: Callable[[Any], Any] | OfTheta | Literal["auto"] | None
+    """Of one y, unless it is `OfTheta`."""
 
-    def __call__(self, estimates: Any, draw: Draw, progress: Any, **known: Any) -> Any:
-        """The loss of one batch."""
-        return self.evaluate(estimates, draw, progress, **known)
+    def __post_init__(self) -> None:
+        penalised = True
+        if self.bias_weight is not None and not callable(self.bias_weight):
+            check_bias_weight(self.bias_weight)
+            penalised = float(self.bias_weight) > 0
+        if self.penalty not in ("unbiased", "plug-in", None):
+            raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {self.penalty!r}")
+        auto = isinstance(self.weight, str) and self.weight == "auto"
+        known = callable(self.weight) or isinstance(self.weight, OfTheta) or self.weight is None
+        if not (known or auto):
+            raise TypeError(f"weight must be a function of y, 'auto' or None, got {self.weight!r}")
+        facts = {
+            "min_repeats": 2 if penalised else 1,
+            "any_prior": penalised,
+            "weights_from_survey": auto,
+            # The plug-in penalty counts variance as bias: with less of it, it is another loss.
+            "takes_control_variate": penalised and self.penalty != "plug-in",
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(
+        self, estimates: Any, draw: Draw, progress: Any, control_variate: Any = None
+    ) -> Any:
+        """The loss of one batch of simulations."""
+        return bce_loss(
+            estimates,
+            draw.y,
+            bias_weight=self.bias_weight_at(progress),
+            penalty=self.penalty or "unbiased",
+            weights=self.weights(draw),
+            control_variate=control_variate,
+        )
+
+    def bias_weight_at(self, progress: Any) -> Any:
+        """λ at a fraction of training."""
+        if self.bias_weight is None:
+            return geometric_schedule(*DEFAULT_BIAS_WEIGHTS)(progress)
+        return self.bias_weight(progress) if callable(self.bias_weight) else self.bias_weight
+
+    def weights(self, draw: Draw) -> Any:
+        """The weight of each unknown."""
+        if isinstance(self.weight, OfTheta):
+            return jax.vmap(self.weight.weight)(draw.theta)
+        return self.weights_at(draw.y)
+
+    def weights_at(self, y: Any) -> Any:
+        """The weight of each unknown, where it is a function of y."""
+        if callable(self.weight):
+            return jax.vmap(self.weight)(y)
+        if self.weight is None:
+            return None
+        raise ValueError(
+            "weight='auto' is decided by fit: give weight=None, or a function of y, to use the "
+            "loss elsewhere"
+        )
+
+    def weighted_by(self, weight: Callable[[Theta], Any]) -> Loss:
+        """The same with a weight that is known."""
+        return dataclasses.replace(self, weight=OfTheta(weight))
+
+    def on_data(self) -> "BiasConstrained":
+        """The same for fixed data: by default with λ = 10 and no weights."""
+        return dataclasses.replace(
+            self,
+            bias_weight=DATA_BIAS_WEIGHT if self.bias_weight is None else self.bias_weight,
+            weight=None if self.weights_from_survey else self.weight,
+        )
+
+    def of_rows_and_units(self, rows: UnitErrors, units: UnitErrors | None, progress: Any) -> Any:
+        """The loss on fixed data: the error of some rows, the bias of some units."""
+        if units is None:
+            return mean_over_units(rows.mse, rows.weights, rows.shares)
+        lam = self.bias_weight_at(progress)
+        return bias_constrained(rows, units, lam, self.penalty or "plug-in")
+
+    def describe(self, repeats: int) -> str:
+        """λ, the penalty, and what weights there are."""
+        start, stop = (float(self.bias_weight_at(progress)) for progress in (0.0, 1.0))
+        weighting = "weighted" if callable(self.weight) else "weighted by the expected error"
+        weighting = "" if self.weight is None else f", {weighting}"
+        if self.min_repeats < 2 or start == stop == 0:
+            return f"EMMSE{weighting}"
+        penalty = self.penalty or "unbiased"
+        value = f"λ = {stop:g}" if start == stop else f"λ from {start:g} to {stop:g}"
+        text = f"BCE, {value}, {penalty} penalty"
+        if penalty == "plug-in":
+            text += f" (acts as λ = {effective_bias_weight(stop, repeats):.3g} at M = {repeats})"
+        return text + weighting
 
 
 def bce(
@@ -89,87 +149,15 @@ def bce(
     Args:
         bias_weight: λ, or a function from the fraction of training done to λ; by default it
             grows from 20 to 100 over the training; on fixed data it is 10.
-        penalty: ``"unbiased"`` or, as in the paper, ``"plug-in"``, which acts as a smaller λ
-            (see `effective_bias_weight`). By default the unbiased one; on fixed data, where it
-            has no lower bound, the plug-in one.
+        penalty: ``"unbiased"``, the U-statistic, or, as in the paper, ``"plug-in"``, which acts as
+            a smaller λ (see `effective_bias_weight`). By default the U-statistic; on fixed data,
+            where it has no lower bound, the plug-in.
         weight: ``weight(y)`` of one unknown, positive, a scalar or one value for each component,
             which makes errors comparable where their size depends on y. ``"auto"`` leaves it to
             `fit`: one over the variance to expect, from a `survey`; on fixed data no weights.
             None for no weights.
     """
-    terms = Terms(
-        bias_weight if callable(bias_weight) else Constant(bias_weight),
-        bias_weight is not None,
-        penalty,
-        None if weight == "auto" else cast(Callable[[Any], Any] | None, weight),
-    )
-    penalty = penalty or "unbiased"
-    if weight == "auto":
-        words = "weighted by the expected error"
-
-        def decided(weight: Callable[[Theta], Any]) -> Loss:
-            return _bce(bias_weight, penalty, lambda draw: jax.vmap(weight)(draw.theta), words)
-
-        undecided = _bce(bias_weight, penalty, _undecided, words)
-        return dataclasses.replace(undecided, weighted_by=decided, terms=terms)
-    words = "weighted" if weight is not None else ""
-    loss = _bce(bias_weight, penalty, lambda draw: _weights(weight, draw), words)
-    return dataclasses.replace(loss, terms=terms)
-
-
-def _undecided(_: Draw) -> Any:
-    raise ValueError(
-        "weight='auto' is decided by fit: give weight=None, or a function of y, to use the loss "
-        "elsewhere"
-    )
-
-
-def _bce(
-    bias_weight: float | Schedule | None,
-    penalty: Penalty,
-    weights_of: Callable[[Draw], Any],
-    weighting: str,
-) -> Loss:
-    if bias_weight is None:
-        bias_weight = geometric_schedule(*DEFAULT_BIAS_WEIGHTS)
-    if not callable(bias_weight):
-        check_bias_weight(bias_weight)
-    if penalty not in ("unbiased", "plug-in"):
-        raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
-
-    def evaluate(estimates: Any, draw: Draw, progress: Any, noise: Any = None) -> Any:
-        lam = bias_weight(progress) if callable(bias_weight) else bias_weight
-        return bce_loss(
-            estimates,
-            draw.y,
-            bias_weight=lam,
-            penalty=penalty,
-            weights=weights_of(draw),
-            noise=noise,
-        )
-
-    def describe(repeats: int) -> str:
-        if callable(bias_weight):
-            start, stop = float(bias_weight(0.0)), float(bias_weight(1.0))
-            text = f"BCE, λ from {start:g} to {stop:g}, {penalty} penalty"
-        else:
-            start = stop = bias_weight
-            text = f"BCE, λ = {stop:g}, {penalty} penalty"
-        if penalty == "plug-in":
-            text += f" (acts as λ = {effective_bias_weight(stop, repeats):.3g} at M = {repeats})"
-        return text + (f", {weighting}" if weighting else "")
-
-    needs_pairs = callable(bias_weight) or float(bias_weight) > 0
-    least = 2 if needs_pairs else 1
-    # The plug-in penalty counts noise as bias: without its noise it would be another loss.
-    reducible = needs_pairs and penalty == "unbiased"
-    return Loss(
-        evaluate,
-        describe,
-        min_repeats=least,
-        any_prior=needs_pairs,
-        penalty_weights=weights_of if reducible else None,
-    )
+    return BiasConstrained(bias_weight, penalty, weight)
 
 
 def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:
@@ -178,13 +166,7 @@ def emmse(*, weight: Callable[[Any], Any] | None = None) -> Loss:
     Args:
         weight: as in `bce`.
     """
-
-    def evaluate(estimates: Any, draw: Draw, progress: Any) -> Any:
-        del progress
-        return emmse_loss(estimates, draw.y, weights=_weights(weight, draw))
-
-    terms = Terms(Constant(0.0), True, None, weight)
-    return Loss(evaluate, lambda _: "EMMSE" + (", weighted" if weight else ""), terms=terms)
+    return BiasConstrained(0.0, None, weight)
 
 
 def fisher_mse(fisher: Callable[[Theta], Any]) -> Loss:
@@ -198,7 +180,7 @@ def fisher_mse(fisher: Callable[[Theta], Any]) -> Loss:
         del progress
         return fisher_mse_loss(estimates, draw.y, jax.vmap(fisher)(draw.theta))
 
-    return Loss(evaluate, lambda _: "Fisher-weighted MSE (NORM)")
+    return FunctionLoss(evaluate, "Fisher-weighted MSE (NORM)")
 
 
 def relative_mse(crb: Callable[[Theta], Any]) -> Loss:
@@ -212,7 +194,7 @@ def relative_mse(crb: Callable[[Theta], Any]) -> Loss:
         del progress
         return relative_mse_loss(estimates, draw.y, _variances(crb, draw))
 
-    return Loss(evaluate, lambda _: "MSE / CRB")
+    return FunctionLoss(evaluate, "MSE / CRB")
 
 
 def bias_reduced(
@@ -232,7 +214,7 @@ def bias_reduced(
             estimates, draw.y, _variances(crb, draw), hinge_weight=hinge_weight, threshold=threshold
         )
 
-    return Loss(evaluate, lambda _: "bias²/CRB + variance hinge", min_repeats=2)
+    return FunctionLoss(evaluate, "bias²/CRB + variance hinge", min_repeats=2)
 
 
 def geometric_schedule(
@@ -256,10 +238,6 @@ def geometric_schedule(
         return start * (stop / start) ** fraction
 
     return schedule
-
-
-def _weights(weight: Callable[[Any], Any] | None, draw: Draw) -> Any:
-    return None if weight is None else jax.vmap(weight)(draw.y)
 
 
 def _variances(crb: Callable[[Theta], Any], draw: Draw) -> Any:

@@ -23,8 +23,8 @@ from .students import (
     TEMPERATURE,
     Matched,
     Student,
+    StudentLoss,
     soft_label_problem,
-    student_loss,
 )
 
 
@@ -180,7 +180,7 @@ def train(
     s: Settings = run.settings
     parts = s.checkpoints + s.unchecked_parts
     matched, weight, _ = VARIANTS[variant]
-    loss = student_loss(kind, matched, weight)
+    loss = StudentLoss(kind, matched, weight)
     optimizer = optax.sgd(s.learning_rate, s.momentum, nesterov=True)
     quiet = dataclasses.replace(run, say=lambda _: None)
     checkpoints, started = [], time.perf_counter()

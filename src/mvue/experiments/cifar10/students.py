@@ -1,5 +1,6 @@
 """Small networks that learn the soft labels of a teacher from crops of images."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -161,26 +162,28 @@ def bias_loss(q: Float[Array, "n m 10"], soft: Float[Array, "n 10"]) -> Array:
 SOFT_LOSSES: Mapping[str, Callable[[Array, Array], Array]] = {"emmse": mse_loss, "bce": bias_loss}
 
 
-def student_loss(
-    kind: str, matched: Matched = "probabilities", weight: float = 1.0
-) -> mvue.losses.Loss:
-    """L_hard + L_MSE for ``emmse``, L_hard + L_bias for ``bce``.
+@dataclasses.dataclass(frozen=True)
+class StudentLoss(mvue.losses.Loss):
+    """L_hard + L_MSE for ``emmse``, L_hard + L_bias for ``bce``."""
 
-    Args:
-        kind: which of the two.
-        matched: what is compared with the teacher: probabilities at temperature 20 as in the text
-            of the paper, or their logarithms as in the authors' code.
-        weight: of the second term.
-    """
-    soft_loss = SOFT_LOSSES[kind]
+    kind: str
+    """Which of the two."""
+    matched: Matched = "probabilities"
+    """What is compared with the teacher: probabilities at temperature 20 as in the text of the
+    paper, or their logarithms as in the authors' code."""
+    weight: float = 1.0
+    """Of the second term."""
 
-    def evaluate(q: Any, draw: mvue.Draw, progress: Any) -> Any:
+    def __call__(self, estimates: Any, draw: mvue.Draw, progress: Any) -> Any:
+        """The loss of one batch."""
         del progress
-        hard = hard_loss(q, draw.theta["label"])
-        if matched == "log-probabilities":
-            return hard + weight * soft_loss(jnp.log(q), jnp.log(draw.y))
-        return hard + weight * soft_loss(q, draw.y)
+        soft_loss, q, p = SOFT_LOSSES[self.kind], estimates, draw.y
+        if self.matched == "log-probabilities":
+            q, p = jnp.log(q), jnp.log(p)
+        return hard_loss(estimates, draw.theta["label"]) + self.weight * soft_loss(q, p)
 
-    term = "L_MSE" if kind == "emmse" else "L_bias"
-    times = f"{weight:g} " if weight != 1 else ""
-    return mvue.losses.Loss(evaluate, lambda m: f"L_hard + {times}{term} of {matched}, M = {m}")
+    def describe(self, repeats: int) -> str:
+        """The two terms."""
+        term = "L_MSE" if self.kind == "emmse" else "L_bias"
+        times = f"{self.weight:g} " if self.weight != 1 else ""
+        return f"L_hard + {times}{term} of {self.matched}, M = {repeats}"
