@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from helpers.contract import CONTRACT
 from mvue.cli.main import app
 from mvue.experiments import EXPERIMENTS
+from mvue.experiments._common import MEANS_NOTHING
 
 runner = CliRunner()
 
@@ -72,6 +73,17 @@ def test_linear_experiments(tmp_path, name):
         assert lbce["mse_over_oracle_mean"][0] < lmmse["mse_over_oracle_mean"][0]
         assert min(lbce["mse_over_oracle_mean"]) >= 1
     assert "<svg" in (tmp_path / "index.html").read_text()
+    assert_marked_as_smoke(tmp_path, result, results)
+
+
+def assert_marked_as_smoke(folder, result, results):
+    """Nobody can take a run that checks the files for a result."""
+    assert results["meaningful"] is False
+    assert result.output.count(MEANS_NOTHING) >= 2
+    page = (folder / "index.html").read_text()
+    assert page.index(MEANS_NOTHING) < page.index("<h1>")
+    for figure in (folder / "figures").glob("*.svg"):
+        assert "the numbers mean nothing -->" in figure.read_text()
 
 
 def test_list_names_all_experiments():

@@ -37,6 +37,22 @@ def new_figure(width: float, height: float) -> Figure:
     return ShownFigure(figsize=(width, height), layout="constrained", dpi=130)
 
 
+def stamp(figure: Figure, text: str) -> None:
+    """Write across a figure what must not be overlooked."""
+    width, height = figure.get_size_inches()
+    figure.text(
+        0.5,
+        0.5,
+        text.replace(": ", ":\n").replace("; ", ";\n"),
+        ha="center",
+        va="center",
+        fontsize=min(7.0 * height, 4.0 * width),
+        color="#B00020",
+        alpha=0.45,
+        zorder=100,
+    ).set_in_layout(False)
+
+
 def draw_series(
     ax: Axes, x: Any, values: Any, errors: Any, name: str, index: int, width: float = 2.0
 ) -> None:

@@ -41,6 +41,7 @@ def write_page(
     path: str | Path,
     *,
     title: str,
+    notice: str = "",
     lead: str = "",
     facts: Mapping[str, Any] | None = None,
     sections: Sequence[Section] = (),
@@ -50,12 +51,18 @@ def write_page(
     Args:
         path: where to; replaced whole or not at all.
         title: heading of the page.
+        notice: a warning above everything else.
         lead: one or two sentences that say what was found.
         facts: short labelled values, shown at the top.
         sections: the body.
     """
     text = _template().render(
-        title=title, lead=lead, facts=facts or {}, sections=sections, version=__version__
+        title=title,
+        notice=notice,
+        lead=lead,
+        facts=facts or {},
+        sections=sections,
+        version=__version__,
     )
     write_text(path, text)
 

@@ -198,6 +198,8 @@ class Model:
         if self.assessment:
             shown = {k: v for k, v in self.assessment.items() if isinstance(v, float)}
             facts["assessed"] = ", ".join(f"{k} {v:.4g}" for k, v in shown.items())
+            if "notice" in self.assessment:
+                facts["notice"] = self.assessment["notice"]
         facts["made with"] = ", ".join(f"{k} {v}" for k, v in self.versions.items())
         return facts
 

@@ -19,6 +19,8 @@ from .._display.pages import Section, write_json, write_page
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SMOKE = "smoke"
+MEANS_NOTHING = "smoke preset: checks that it runs; the numbers mean nothing"
 TIMED_BATCH = 100_000
 Say = Callable[[str], None]
 
@@ -145,13 +147,19 @@ class Experiment:
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.presets[preset]
         run = Run(preset, settings, seed, folder, say, progress, options=chosen)
+        notice = MEANS_NOTHING if preset == SMOKE else ""
+        if notice:
+            say(notice)
         started = time.perf_counter()
         found = self.body(run)
         seconds = time.perf_counter() - started
+        if notice:
+            found = _marked(found, notice)
         config = dataclasses.asdict(settings) | chosen
         results = {
             "experiment": self.name,
             "preset": preset,
+            "meaningful": not notice,
             "seed": seed,
             "seconds": round(seconds, 3),
             "versions": versions(),
@@ -174,18 +182,31 @@ class Experiment:
         write_page(
             folder / "index.html",
             title=self.title,
+            notice=notice,
             lead=found.lead,
             facts=facts,
             sections=[*found.sections, settings_section(config)],
         )
         for name, fit in run.fits.items():
             summary = headline(found.estimators.get(name))
+            if notice:
+                summary = (summary or {}) | {"notice": notice}
             mvue.save(fit, folder / f"model-{name}.mvue", assessment=summary)
         write_json(folder / "results.json", results)
         shutil.rmtree(run.unfinished, ignore_errors=True)
         if run.unfinished.parent.exists() and not any(run.unfinished.parent.iterdir()):
             run.unfinished.parent.rmdir()
         return found, folder
+
+
+def _marked(found: Findings, notice: str) -> Findings:
+    """Findings that nobody can take for results: the notice in all figures and around the table."""
+    from .._display.figures import stamp
+
+    in_sections = (s.figure for s in found.sections if s.figure is not None)
+    for figure in {id(f): f for f in (*in_sections, *found.figures.values())}.values():
+        stamp(figure, notice)
+    return dataclasses.replace(found, table=f"{notice}\n\n{found.table}\n\n{notice}")
 
 
 def headline(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
