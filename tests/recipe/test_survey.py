@@ -9,7 +9,7 @@ import pytest
 
 import mvue
 from helpers.hasty import hasty
-from mvue._core.ranges import coordinates_of
+from mvue._core.ranges import ranges_of
 from mvue._linear.refit import LinearReadout
 from mvue.problems import textbook
 
@@ -201,11 +201,12 @@ def test_coordinates_and_back(prior, key):
         lambda k, _: jr.normal(k, (2,)),
         target=lambda t: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(t)),
     )
-    found = coordinates_of(problem, key)
+    found = ranges_of(problem, key)
+    coordinates = found.coordinates
     theta = problem.sample_prior(key)
-    values = found.values(theta)
-    assert len(found.names) == len(values) == found.draws.shape[1]
-    back = found.theta(values)
+    values = coordinates.from_theta(theta)
+    assert len(coordinates.names) == len(values) == found.draws.shape[1]
+    back = coordinates.to_theta(values)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), theta, back)
     jax.tree.map(lambda a, b: np.testing.assert_equal(a.dtype, b.dtype), theta, back)
     assert (found.low < found.high).all()

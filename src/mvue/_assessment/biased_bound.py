@@ -1,8 +1,8 @@
 """The Cramér-Rao bound for a biased estimator, from an assessment of its bias."""
 
-import jax
 import numpy as np
 
+from .._core.theta import theta_rows
 from ..exceptions import BoundError
 from .report import Report
 
@@ -51,9 +51,7 @@ def biased_crb(report: Report, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _check_nuisances(report: Report) -> None:
     """Refuse values between which more varies than y: the bias may vary with all of it."""
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(report.theta)]
-    theta = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-    varying = int((np.ptp(theta, axis=0) > 0).sum())
+    varying = int((np.ptp(theta_rows(report.theta), axis=0) > 0).sum())
     if varying > report.y.shape[1]:
         raise BoundError(
             f"{varying} numbers in theta vary between the assessed values, but y has "

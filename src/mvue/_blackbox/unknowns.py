@@ -13,7 +13,7 @@ import numpy as np
 from .._core.checks import checked_names
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
-from .._core.theta import Columns, describe_theta, flatten_theta, theta_of_unit
+from .._core.theta import Columns, column_name, describe_theta, theta_columns, theta_of_unit
 from ..exceptions import SimulatorError
 from .worker import stream
 
@@ -44,7 +44,7 @@ class Unknowns:
         columns = self._draw(0, 1)
         _check_finite(columns, 0)
         if target is None and (() not in columns or columns[()].ndim > 2):
-            shapes = {"/".join(path) or "theta": c.shape[1:] for path, c in columns.items()}
+            shapes = {column_name(path): c.shape[1:] for path, c in columns.items()}
             raise SimulatorError(
                 f"theta is not a number or a vector, it has shapes {shapes}: say with target what "
                 "is estimated, for example target=lambda theta: theta['name']"
@@ -103,7 +103,7 @@ def _function_drawing(
 ) -> Callable[[int, int], Columns]:
     def one(unit: int) -> Columns:
         try:
-            return flatten_theta(prior(stream(seed, unit, 0)))
+            return theta_columns(prior(stream(seed, unit, 0)))
         except SimulatorError:
             raise
         except Exception as error:
@@ -127,7 +127,7 @@ def _function_drawing(
 
 
 def _kinds(theta: Columns) -> dict[str, str]:
-    return {"/".join(p) or "theta": f"{leaf.dtype}{leaf.shape}" for p, leaf in theta.items()}
+    return {column_name(p): f"{leaf.dtype}{leaf.shape}" for p, leaf in theta.items()}
 
 
 def _jax_drawing(prior: Any, seed: int) -> Callable[[int, int], Columns]:
@@ -149,7 +149,7 @@ def _jax_drawing(prior: Any, seed: int) -> Callable[[int, int], Columns]:
 
     @functools.lru_cache(maxsize=2)
     def block(index: int) -> Columns:
-        flat = flatten_theta(jax.tree.map(np.asarray, sample(np.uint32(index * BLOCK))))
+        flat = theta_columns(jax.tree.map(np.asarray, sample(np.uint32(index * BLOCK))))
         # The simulator is no JAX program: it gets the precision of NumPy.
         wide = {"f": np.float64, "i": np.int64}
         return {p: c.astype(wide.get(c.dtype.kind, c.dtype)) for p, c in flat.items()}

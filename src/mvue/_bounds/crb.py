@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Array
 
 from .._core.problem import Problem, check_problem
+from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
 from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError
 from .fisher import informations
 from .monte_carlo import DEFAULT_SAMPLES, group_error
 from .regularity import outside_of_model
-from .result import Layout, layout_of, one_theta
+from .result import layout_of, one_theta
 
 GIVEN = "given"
 NULL = 1e-12  # eigenvalues of the information, scaled to unit diagonal, that count as zero
@@ -120,7 +121,7 @@ def bounds(
     if method == "auto" and problem.crb is not None:
         return _given(problem, thetas, transform)
     layout = layout_of(problem)
-    flat = layout.ravel(thetas)
+    flat = theta_rows(thetas)
     found = informations(
         problem,
         layout,
@@ -225,12 +226,12 @@ def _given(problem: Problem, thetas: Theta, transform: Callable[[Any], Any] | No
 
 
 def _jacobians(
-    problem: Problem, layout: Layout, flat: np.ndarray, transform: Callable[[Any], Any] | None
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, transform: Callable[[Any], Any] | None
 ) -> np.ndarray:
     """Derivatives of y, or of transform(y), with respect to theta, (K, d, p)."""
 
     def y_of(flat: Array) -> Array:
-        y = problem.y_of(layout.unravel(flat))
+        y = problem.y_of(layout.to_theta(flat))
         return y if transform is None else transform(y)
 
     try:

@@ -10,13 +10,14 @@ import numpy as np
 from .._core.checks import check_count
 from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
+from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
 from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError, IrregularModelError
 from .gaussian import gaussian_informations
 from .monte_carlo import GROUPS, LEAST_SAMPLES, group_error, sampled_informations
 from .regularity import outside_of_model, refuse_moving_support
-from .result import Information, Informations, Layout, layout_of, one_theta
+from .result import Information, Informations, layout_of, one_theta
 from .scalar import integrated_informations
 
 METHODS = ("auto", "gaussian", "quadrature", "monte carlo")
@@ -56,7 +57,7 @@ def fisher_information(
     """
     check_problem(problem)
     layout = layout_of(problem)
-    flat = layout.ravel(one_theta(problem, theta))
+    flat = theta_rows(one_theta(problem, theta))
     found = informations(
         problem,
         layout,
@@ -82,7 +83,7 @@ def fisher_information(
 
 def informations(
     problem: Problem,
-    layout: Layout,
+    layout: ThetaLayout,
     flat: np.ndarray,
     *,
     method: str = "auto",
@@ -106,7 +107,7 @@ def informations(
     key = key_for("information", jr.key(0) if key is None else key)
     found = Informations.empty(*flat.shape)
     for k, value in enumerate(flat):
-        found.failure[k] = outside_of_model(problem, layout.unravel(jnp.asarray(value, float)))
+        found.failure[k] = outside_of_model(problem, layout.to_theta(jnp.asarray(value, float)))
     good = [k for k, failure in enumerate(found.failure) if failure is None]
     if good:
         inside = _by_method(
@@ -118,7 +119,7 @@ def informations(
 
 def _by_method(
     problem: Problem,
-    layout: Layout,
+    layout: ThetaLayout,
     flat: np.ndarray,
     method: str,
     key: Key,

@@ -12,9 +12,10 @@ from jaxtyping import Array
 
 from .._core.checks import check_count
 from .._core.problem import Problem
+from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Theta
 from ..exceptions import BoundError
-from .result import Information, Informations, Layout
+from .result import Information, Informations
 
 METHOD = "Gaussian closed form"
 
@@ -37,7 +38,7 @@ def gaussian_fisher_information(
         raise ValueError("theta must hold at least one number, got an empty pytree")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(theta)):
         raise ValueError(f"theta must be finite, got {theta}")
-    layout = Layout.of(theta)
+    layout = ThetaLayout.of(theta)
     if not callable(mean) and not callable(covariance):
         raise TypeError("mean or covariance must be a function of theta, got two constants")
 
@@ -54,7 +55,7 @@ def gaussian_fisher_information(
         return found.astype(float)
 
     def moments(flat: Array) -> tuple[Array, Array]:
-        at = layout.unravel(flat)
+        at = layout.to_theta(flat)
         centre, spread = value("mean", mean, at), value("covariance", covariance, at)
         n = centre.size if centre.ndim else (spread.shape or (1,))[0]
         if centre.shape not in ((), (n,)) or spread.shape not in ((), (n,), (n, n)):
@@ -69,7 +70,7 @@ def gaussian_fisher_information(
         return centre[None], spread[None]
 
     with jax.enable_x64(True):
-        flat = jnp.asarray(layout.ravel(jax.tree.map(lambda leaf: leaf[None], theta))[0])
+        flat = jnp.asarray(theta_rows(jax.tree.map(lambda leaf: leaf[None], theta))[0])
         spread = np.asarray(moments(flat)[1])
         if not np.allclose(
             spread, spread.swapaxes(1, 2), rtol=1e-6, atol=1e-9 * np.abs(spread).max()
@@ -84,7 +85,7 @@ def gaussian_fisher_information(
     return Information(matrix, layout.names, METHOD)
 
 
-def gaussian_informations(problem: Problem, layout: Layout, flat: np.ndarray) -> Informations:
+def gaussian_informations(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> Informations:
     """Information at K values of theta, flat (K, p), where the likelihood is Gaussian."""
     if problem.likelihood is None:
         raise BoundError(
@@ -108,10 +109,10 @@ def gaussian_informations(problem: Problem, layout: Layout, flat: np.ndarray) ->
 
 
 @eqx.filter_jit
-def _informations(problem: Problem, layout: Layout, flat: Array) -> Array:
+def _informations(problem: Problem, layout: ThetaLayout, flat: Array) -> Array:
     def one(flat: Array) -> Array:
         assert problem.likelihood is not None
-        whole = problem.likelihood(layout.unravel(flat))
+        whole = problem.likelihood(layout.to_theta(flat))
         repeats = whole.shape()
         base = _base_of(whole)
         # Draws that expand() adds to those of the distribution itself are repeats of them.
@@ -119,7 +120,7 @@ def _informations(problem: Problem, layout: Layout, flat: Array) -> Array:
 
         def moments(flat: Array) -> tuple[Array, Array]:
             assert problem.likelihood is not None
-            return _moments_of(_base_of(problem.likelihood(layout.unravel(flat))))
+            return _moments_of(_base_of(problem.likelihood(layout.to_theta(flat))))
 
         return factor * _slepian_bangs(moments, flat)
 

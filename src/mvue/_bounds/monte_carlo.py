@@ -11,10 +11,11 @@ from jaxtyping import Array
 
 from .._core.keys import fold_in_each
 from .._core.problem import Problem
+from .._core.theta import ThetaLayout
 from .._core.types import Key
 from .._runtime.progress import SILENT, Progress
 from ..exceptions import BoundError, IrregularModelError, UnreachedPrecisionWarning
-from .result import Informations, Layout
+from .result import Informations
 
 METHOD = "Monte Carlo"
 GROUPS = 64  # parts of the draws between which the standard errors are measured
@@ -38,7 +39,7 @@ class _Sums(NamedTuple):
 
 def sampled_informations(
     problem: Problem,
-    layout: Layout,
+    layout: ThetaLayout,
     flat: np.ndarray,
     *,
     key: Key,
@@ -76,7 +77,7 @@ def sampled_informations(
 
 def _all_pieces(
     problem: Problem,
-    layout: Layout,
+    layout: ThetaLayout,
     flat: np.ndarray,
     key: Key,
     samples: int | None,
@@ -109,18 +110,24 @@ def _all_pieces(
 
 @eqx.filter_jit
 def _piece(
-    problem: Problem, layout: Layout, theta: Array, keys: Key, start: Array, most: Array, size: int
+    problem: Problem,
+    layout: ThetaLayout,
+    theta: Array,
+    keys: Key,
+    start: Array,
+    most: Array,
+    size: int,
 ) -> _Sums:
     index = start + jnp.arange(size)
 
     def log_likelihood(flat: Array, x: Any) -> Array:
         assert problem.log_likelihood is not None
-        return jnp.reshape(problem.log_likelihood(layout.unravel(flat), x), ())
+        return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
 
     def at_value(value: tuple[Array, Key]) -> _Sums:
         flat, key = value
         measure = jax.vmap(problem.simulate, in_axes=(0, None))
-        x = measure(fold_in_each(key, index), layout.unravel(flat))
+        x = measure(fold_in_each(key, index), layout.to_theta(flat))
         score = jax.vmap(jax.grad(log_likelihood), in_axes=(None, 0))(flat, x)
         finite = jnp.isfinite(score).all(axis=1)
         keep = finite & (index < most)
@@ -161,7 +168,7 @@ def _relative_error(sums: _Sums) -> float:
         return float(np.nan_to_num(group_error(groups) / mean).max())
 
 
-def _judged(layout: Layout, sums: _Sums) -> Informations:
+def _judged(layout: ThetaLayout, sums: _Sums) -> Informations:
     """Information where the scores behave, reasons where they do not."""
     found = Informations.empty(len(sums.number), len(layout.names))
     for k, per_group in enumerate(sums.number):

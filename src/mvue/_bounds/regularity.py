@@ -17,9 +17,10 @@ from jaxtyping import Array
 from .._core.keys import fold_in_each
 from .._core.priors import element_support, support_ends
 from .._core.problem import Problem, refusal
+from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
 from ..exceptions import BoundError, IrregularModelError
-from .result import Informations, Layout
+from .result import Informations
 
 DRAWS = 4096
 FEWEST_DRAWS = 512
@@ -38,13 +39,13 @@ def outside_of_model(problem: Problem, theta: Theta) -> BoundError | None:
 
 
 def refuse_moving_support(
-    problem: Problem, layout: Layout, flat: np.ndarray, found: Informations, key: Key
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, found: Informations, key: Key
 ) -> None:
     """Replace information at values of theta, flat (K, p), from which the support moves away."""
     kept = [k for k, failure in enumerate(found.failure) if failure is None]
     if not kept:
         return
-    spread = _spread(problem, layout)
+    spread = _spread(problem)
     if not _may_move(problem, layout, flat[kept[0]], spread):
         return
     x, _ = problem.shapes()
@@ -69,20 +70,20 @@ def refuse_moving_support(
                 break
 
 
-def _spread(problem: Problem, layout: Layout) -> np.ndarray:
+def _spread(problem: Problem) -> np.ndarray:
     """Standard deviations of the numbers in theta under the prior."""
     drawn = jax.vmap(problem.sample_prior)(jr.split(jr.key(0), 256))
-    return layout.ravel(drawn).std(axis=0)[:MOST_DIRECTIONS]
+    return theta_rows(drawn).std(axis=0)[:MOST_DIRECTIONS]
 
 
-def _may_move(problem: Problem, layout: Layout, flat: np.ndarray, spread: np.ndarray) -> bool:
+def _may_move(problem: Problem, layout: ThetaLayout, flat: np.ndarray, spread: np.ndarray) -> bool:
     """Whether the ends of the support, as far as they are known, move with theta."""
     likelihood = problem.likelihood
     if likelihood is None:
         return True
 
     def ends(flat: np.ndarray) -> list[Any]:
-        support = element_support(likelihood(layout.unravel(jnp.asarray(flat, float))))
+        support = element_support(likelihood(layout.to_theta(jnp.asarray(flat, float))))
         return [np.asarray(end) for end in support_ends(support) or ()]
 
     moved = [flat + 1e-3 * spread[j] * np.eye(len(flat))[j] for j in range(len(spread))]
@@ -116,7 +117,7 @@ def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:
 @eqx.filter_jit
 def _counts(
     problem: Problem,
-    layout: Layout,
+    layout: ThetaLayout,
     flat: Array,
     spread: Array,
     key: Key,
@@ -128,14 +129,14 @@ def _counts(
     def at_value(value: tuple[Array, Key]) -> Array:
         centre, key = value
         keys = fold_in_each(key, jnp.arange(draws))
-        x = jax.vmap(problem.simulate, in_axes=(0, None))(keys, layout.unravel(centre))
+        x = jax.vmap(problem.simulate, in_axes=(0, None))(keys, layout.to_theta(centre))
 
         def count(move: tuple[Array, Array]) -> Array:
             direction, size = move
             step = jnp.where(jnp.arange(len(centre)) == direction, size * spread[direction], 0.0)
 
             def gone(x: Any) -> Array:
-                below, above = (layout.unravel(centre + sign * step) for sign in (-1.0, 1.0))
+                below, above = (layout.to_theta(centre + sign * step) for sign in (-1.0, 1.0))
                 return _is_outside(problem, below, x) | _is_outside(problem, above, x)
 
             return jnp.sum(jax.vmap(gone)(x))

@@ -1,4 +1,4 @@
-"""Fisher information as a result, and theta as the vector that it is a matrix over."""
+"""Fisher information as a result, and checks of the theta that it is a matrix over."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from .._core.checks import describe_shapes
 from .._core.priors import element_support, prior_leaves
 from .._core.problem import Problem
+from .._core.theta import ThetaLayout
 from .._core.types import Theta
 from ..exceptions import BoundError
 
@@ -88,46 +88,13 @@ class Informations:
             self.failure[k] = failure
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How the numbers in theta lie in a vector."""
-
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, theta: Theta) -> "Layout":
-        """The layout of one theta, arrays or their shapes."""
-        paths, structure = jax.tree_util.tree_flatten_with_path(theta)
-        names = []
-        for path, leaf in paths:
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
-            for index in np.ndindex(*leaf.shape):
-                names.append(f"{name}[{', '.join(map(str, index))}]" if index else name)
-        return cls(structure, tuple(leaf.shape for _, leaf in paths), tuple(names))
-
-    def unravel(self, flat: Array) -> Theta:
-        """One theta from its vector."""
-        sizes = [int(np.prod(shape)) for shape in self.shapes]
-        parts = jnp.split(flat, np.cumsum(sizes)[:-1])
-        leaves = [part.reshape(s) for part, s in zip(parts, self.shapes, strict=True)]
-        return jax.tree.unflatten(self.structure, leaves)
-
-    def ravel(self, thetas: Theta) -> np.ndarray:
-        """Vectors of K values of theta, leaves (K, ...), in float64: (K, p)."""
-        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(thetas)]
-        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-
-
-def layout_of(problem: Problem) -> Layout:
+def layout_of(problem: Problem) -> ThetaLayout:
     """The layout of the problem's theta; refuses what cannot be differentiated."""
     one = jax.eval_shape(problem.sample_prior, jr.key(0))
-    layout = Layout.of(one)
-    paths = jax.tree_util.tree_leaves_with_path(one)
+    layout = ThetaLayout.of(one)
     discrete = [
-        jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
-        for path, leaf in paths
+        name
+        for name, leaf in zip(layout.arrays, jax.tree.leaves(one), strict=True)
         if not jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
     if discrete:

@@ -15,10 +15,11 @@ from jaxtyping import Array
 from .._core.keys import fold_in_each
 from .._core.priors import element_support, support_ends
 from .._core.problem import Problem
+from .._core.theta import ThetaLayout
 from .._core.types import Key
 from ..exceptions import BoundError, IrregularModelError
 from .quadrature import Totals, integrate, summed
-from .result import Informations, Layout
+from .result import Informations
 
 METHOD = "quadrature"
 PILOT_DRAWS = 4096
@@ -33,7 +34,7 @@ NATURAL_ENDS = [
 
 
 def integrated_informations(
-    problem: Problem, layout: Layout, flat: np.ndarray, *, key: Key
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, *, key: Key
 ) -> Informations:
     """Information at K values of theta, flat (K, p), or why quadrature cannot give it."""
     found = Informations.empty(*flat.shape)
@@ -73,7 +74,7 @@ def _judge(
     which: np.ndarray,
     totals: Totals,
     n: int,
-    layout: Layout,
+    layout: ThetaLayout,
     distance: np.ndarray,
 ) -> None:
     """Enter what passes the checks, and reasons for what does not."""
@@ -108,7 +109,7 @@ def _judge(
 class _Density:
     """The density of one draw at K values of theta, and its score, evaluated at many t."""
 
-    def __init__(self, problem: Problem, layout: Layout, flat: np.ndarray, key: Key) -> None:
+    def __init__(self, problem: Problem, layout: ThetaLayout, flat: np.ndarray, key: Key) -> None:
         self.problem, self.layout, self.flat = problem, layout, flat
         x, _ = problem.shapes()
         shapes = [leaf.shape for leaf in jax.tree.leaves(x)]
@@ -180,28 +181,30 @@ class _Density:
 
 
 @eqx.filter_jit
-def _pilot(problem: Problem, layout: Layout, flat: Array, key: Key, draws: int) -> Array:
+def _pilot(problem: Problem, layout: ThetaLayout, flat: Array, key: Key, draws: int) -> Array:
     # One call of the generator for all keys: it is most of what there is to compile.
     keys = fold_in_each(key, jnp.arange(len(flat) * draws)).reshape(len(flat), draws)
     simulate = jax.vmap(jax.vmap(problem.simulate, in_axes=(0, None)))
-    return jnp.asarray(simulate(keys, jax.vmap(layout.unravel)(flat)))
+    return jnp.asarray(simulate(keys, jax.vmap(layout.to_theta)(flat)))
 
 
 @eqx.filter_jit
-def _evaluated(problem: Problem, layout: Layout, flat: Array, x: Array) -> tuple[Array, Array]:
+def _evaluated(problem: Problem, layout: ThetaLayout, flat: Array, x: Array) -> tuple[Array, Array]:
     def log_likelihood(flat: Array, x: Array) -> Array:
         assert problem.log_likelihood is not None
-        return jnp.reshape(problem.log_likelihood(layout.unravel(flat), x), ())
+        return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
 
     return jax.vmap(jax.value_and_grad(log_likelihood))(flat, x)
 
 
-def _support(problem: Problem, layout: Layout, flat: Array) -> tuple[np.ndarray, np.ndarray] | None:
+def _support(
+    problem: Problem, layout: ThetaLayout, flat: Array
+) -> tuple[np.ndarray, np.ndarray] | None:
     """The ends of the distribution's own support, where it says so."""
 
     def ends(flat: Array) -> tuple[Array, Array]:
         assert problem.likelihood is not None
-        known = support_ends(element_support(problem.likelihood(layout.unravel(flat))))
+        known = support_ends(element_support(problem.likelihood(layout.to_theta(flat))))
         if known is None:
             raise BoundError("unknown support")
         return jnp.min(jnp.asarray(known[0])), jnp.max(jnp.asarray(known[1]))

@@ -9,10 +9,14 @@ import numpy as np
 
 def element_support(distribution: Any) -> Any:
     """The constraint on single elements of what a distribution draws; None if it names none."""
-    support = getattr(distribution, "support", None)
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint  # type: ignore[union-attr]
-    return support
+    return element_constraint(getattr(distribution, "support", None))
+
+
+def element_constraint(constraint: Any) -> Any:
+    """The constraint on single elements in one on arrays of them."""
+    while hasattr(constraint, "base_constraint"):
+        constraint = constraint.base_constraint
+    return constraint
 
 
 def support_ends(support: Any) -> tuple[Any, Any] | None:

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.checks import check_count, check_output, describe_shapes
-from .._core.coordinates import Coordinates, coordinates_of
 from .._core.keys import fold_in_each, key_for
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Measurement, Theta
 from .._training.result import Fit
+from .box import Box, box_of
 from .mle import MaximumLikelihood
 
 FAILURE_LIMIT = 0.1
@@ -31,7 +31,7 @@ class BootstrapCorrected(eqx.Module):
     estimator: Any
     theta_of: Any
     """The theta at which measurements are simulated; the estimate itself where that is theta."""
-    coordinates: Coordinates
+    box: Box
     key: Key
     repeats: int = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
@@ -46,12 +46,12 @@ class BootstrapCorrected(eqx.Module):
         # Other measurements, other noise: errors of the correction then average out over
         # measurements. The iterations share it, so that they have a limit.
         keys = fold_in_each(jr.fold_in(self.key, _number_of(x)), jnp.arange(self.repeats))
-        at = self.coordinates.clip(theta)
+        at = self.box.clip(theta)
         bias = jnp.zeros_like(estimate)
         for _ in range(self.iterations):
             bias, bias_of_theta = self._bias(at, keys)
             moved = jax.tree.map(lambda t, b: t - b, theta, bias_of_theta)
-            at = self.coordinates.clip(moved)
+            at = self.box.clip(moved)
         return estimate - bias
 
     def _estimate(self, x: Measurement) -> tuple[Array, Theta]:
@@ -134,14 +134,14 @@ def bootstrap_correct(
         )
     _check_traceable(estimator, theta_of, problem)
     if solves and bounds is None and theta_of is None:
-        coordinates = estimator.coordinates
+        box = estimator.box
     else:
-        coordinates, _ = coordinates_of(problem, bounds)
+        box, _ = box_of(problem, bounds)
     return BootstrapCorrected(
         problem,
         estimator,
         theta_of,
-        coordinates,
+        box,
         key_for("bootstrap", key),
         int(repeats),
         int(iterations),

@@ -12,10 +12,10 @@ import optimistix as optx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._core.checks import check_count, describe_shapes
-from .._core.coordinates import Coordinates, coordinates_of
 from .._core.problem import Problem
 from .._core.types import Measurement, Theta
 from .._numerics.newton import BoxNewton, Point
+from .box import Box, box_of
 
 CANDIDATES = 16  # values from the prior that are compared to choose one start
 JITTER = 0.3  # of the prior's spread, around a given start
@@ -48,7 +48,7 @@ class MaximumLikelihood(eqx.Module):
     """
 
     problem: Problem = eqx.field(static=True)
-    coordinates: Coordinates
+    box: Box
     candidates: np.ndarray
     """Starts in coordinates, (starts, CANDIDATES, p), or steps from init, (starts, p)."""
     init: Callable[[Any], Any] | None = eqx.field(static=True)
@@ -71,9 +71,7 @@ class MaximumLikelihood(eqx.Module):
         """Maximise the likelihood of one measurement, and say how that went."""
         self._check(x)
         still = jax.tree.map(jax.lax.stop_gradient, x)
-        solver = BoxNewton(
-            low=self.coordinates.low, high=self.coordinates.high, atol=self.tolerance
-        )
+        solver = BoxNewton(low=self.box.low, high=self.box.high, atol=self.tolerance)
 
         def search(u: Array) -> tuple[Array, Point, Array, Array]:
             solution = optx.minimise(
@@ -97,7 +95,7 @@ class MaximumLikelihood(eqx.Module):
         good = converged[winner] & best
         u = jnp.where(good, self._last_step(u, point, x), u)
         u = solver.on_bounds(u, point)
-        theta = self.coordinates.clip(self.coordinates.to_theta(u))
+        theta = self.box.clip(self.box.to_theta(u))
         return Solution(
             y=self.problem.y_of(theta),
             theta=theta,
@@ -125,7 +123,7 @@ class MaximumLikelihood(eqx.Module):
 
     def _loss(self, u: Array, x: Measurement) -> Array:
         assert self.problem.log_likelihood is not None
-        value = self.problem.log_likelihood(self.coordinates.to_theta(u), x)
+        value = self.problem.log_likelihood(self.box.to_theta(u), x)
         return -jnp.asarray(value, u.dtype).reshape(())
 
     def _starts(self, x: Measurement) -> Array:
@@ -133,7 +131,7 @@ class MaximumLikelihood(eqx.Module):
         dtype = jnp.result_type(float)
         candidates = jnp.asarray(self.candidates, dtype)
         if self.init is not None:
-            return self.coordinates.from_theta(self.init(x))[None] + candidates
+            return self.box.from_theta(self.init(x))[None] + candidates
 
         def better(best: tuple[Array, Array], u: Array) -> tuple[tuple[Array, Array], None]:
             value = jax.vmap(lambda one: self._loss(one, x))(u)
@@ -150,7 +148,7 @@ class MaximumLikelihood(eqx.Module):
         # With the inverse curvature a constant, the derivative of this step is that of the
         # optimum, by the implicit function theorem, whatever the steps before it were.
         u, inverse = jax.lax.stop_gradient((u, point.inverse))
-        low, high = (jnp.asarray(b, u.dtype) for b in (self.coordinates.low, self.coordinates.high))
+        low, high = (jnp.asarray(b, u.dtype) for b in (self.box.low, self.box.high))
         return jnp.clip(u - inverse @ jax.grad(self._loss)(u, x), low, high)
 
 
@@ -199,7 +197,7 @@ def maximum_likelihood(
         )
     if on_failure not in ("nan", "keep"):
         raise ValueError(f"on_failure must be 'nan' or 'keep', got {on_failure!r}")
-    coordinates, draws = coordinates_of(problem, bounds)
+    box, draws = box_of(problem, bounds)
     if init is None:
         # Other draws than those that told the spread are not needed: they are only starts.
         index = np.arange(starts * CANDIDATES) % len(draws)
@@ -209,7 +207,7 @@ def maximum_likelihood(
         candidates = JITTER * steps * draws.std(axis=0) * (np.arange(starts) > 0)[:, None]
     estimator = MaximumLikelihood(
         problem,
-        coordinates,
+        box,
         candidates,
         None if init is None else _as_function(problem, init),
         float(tolerance),

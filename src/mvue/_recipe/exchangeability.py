@@ -10,9 +10,9 @@ import math
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from .._core.problem import Draw
+from .._core.theta import theta_rows
 from .._core.types import Measurement
 
 LARGEST_SET = 1024  # numbers of sets that are looked at
@@ -32,7 +32,7 @@ def sets_in(draw: Draw) -> list[tuple[int, ...]]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
     if len(leaves) == 1 and leaves[0][0, 0].size == 1:
         return [(0,)]
-    theta = np.asarray(jax.vmap(lambda t: ravel_pytree(t)[0])(draw.theta), np.float64)
+    theta = theta_rows(draw.theta)
     theta = _ranks(np.repeat(theta[:, :UNKNOWNS], leaves[0].shape[1], axis=0))
 
     def is_set(group: tuple[int, ...]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._core.problem import Problem
-from .._core.ranges import OPEN_EDGE, Coordinates, is_defined
+from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key
 from .._runtime.jit import jit
@@ -44,11 +44,11 @@ class Look:
     """Standard deviations of theta from simulations around given values."""
 
     def __init__(
-        self, problem: Problem, coordinates: Coordinates, statistics: Statistics | Parts, key: Key
+        self, problem: Problem, ranges: Ranges, statistics: Statistics | Parts, key: Key
     ) -> None:
-        self.problem, self.coordinates, self.statistics = problem, coordinates, statistics
+        self.problem, self.ranges, self.statistics = problem, ranges, statistics
         self.key, self.calls = key, 0
-        self.p = p = len(coordinates.low)
+        self.p = p = len(ranges.low)
         x, _ = problem.shapes()
         numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x)) * (2 * p + 1)
         # Large simulators are looked at from fewer points, each with fewer simulations.
@@ -70,7 +70,7 @@ class Look:
             corners += [theta.at[k].set(up[k]), theta.at[k].set(down[k])]
 
         def seen(values: Array, key: Key) -> Array:
-            at = self.coordinates.theta(values)
+            at = self.ranges.coordinates.to_theta(values)
             keys = jr.split(key, self.simulations)
             return jax.vmap(lambda k: self.statistics.inputs(self.problem.simulate(k, at)))(keys)
 
@@ -110,7 +110,7 @@ class Look:
         Slopes are taken over theta ± reach, within low and high.
         """
         up, down = np.minimum(theta + reach, high), np.maximum(theta - reach, low)
-        if self.coordinates.whole:
+        if self.ranges.whole:
             up = np.minimum(np.ceil(np.maximum(up, np.round(theta) + 1)), np.floor(high))
             down = np.maximum(np.floor(np.minimum(down, up - 1)), np.ceil(low))
         information, good = [], []
@@ -133,7 +133,7 @@ class Look:
     def _along(self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray) -> Any:
         """Deviations (p, G) at values (p, G) of each coordinate, the others from the prior."""
         p, count = values.shape
-        theta = self.rng.choice(self.coordinates.draws, (p, count, self.contexts))
+        theta = self.rng.choice(self.ranges.draws, (p, count, self.contexts))
         theta = np.clip(theta, ends[0], ends[1])
         steps = np.broadcast_to(self._typical, theta.shape).copy()
         for k in range(p):
@@ -150,11 +150,11 @@ class Look:
 
     def inside(self) -> list[Line]:
         """Standard deviations within the range of interest."""
-        c = self.coordinates
-        ends = np.stack([c.low, c.high])
+        r = self.ranges
+        ends = np.stack([r.low, r.high])
         self._typical = (ends[1] - ends[0]) / 8
         _, good, _ = self._along(ends.T, np.stack([self._typical] * 2, axis=1), ends)
-        inner = np.stack([c.quantile(OPEN_EDGE), c.quantile(1 - OPEN_EDGE)])
+        inner = np.stack([r.quantile(OPEN_EDGE), r.quantile(1 - OPEN_EDGE)])
         ends = np.where(good.T, ends, inner)
         values = np.linspace(ends[0], ends[1], self.nodes, axis=1)
         reach = np.broadcast_to(self._typical[:, None], values.shape)
@@ -191,10 +191,10 @@ class Look:
 
     def outside(self, inside: list[Line]) -> tuple[list[Line], list[Line]]:
         """Standard deviations on the way out of the range of interest, below and above."""
-        p, c = self.p, self.coordinates
+        p, r = self.p, self.ranges
         here = self.ends.copy()
         sd = np.stack([[line.sd[i] for line in inside] for i in (0, -1)])
-        positive = c.positive & ~self._passes_zero(sd[0])
+        positive = r.positive & ~self._passes_zero(sd[0])
         step = np.full((2, p), STEP)
         left = np.full((2, p), REACH)
         found: list[list[list[tuple[float, float]]]] = [[[] for _ in range(p)] for _ in range(2)]
@@ -204,13 +204,16 @@ class Look:
                 break
             relative = np.minimum(step * sd / np.maximum(np.abs(here), 1e-30), 1.0)
             there = np.where(positive, here * np.exp(sign * relative), here + sign * step * sd)
-            if c.whole:
+            if r.whole:
                 there = np.where(sign < 0, np.floor(there), np.ceil(there))
             values, good, theta = self._along(there.T, (STEP * sd).T, self.ends)
             for side, k in np.ndindex(2, p):
                 if left[side, k] <= 0:
                     continue
-                thetas = [c.theta(jnp.asarray(t, jnp.result_type(float))) for t in theta[k, side]]
+                thetas = [
+                    r.coordinates.to_theta(jnp.asarray(t, jnp.result_type(float)))
+                    for t in theta[k, side]
+                ]
                 if not (good[k, side] and is_defined(self.problem, thetas)):
                     # The end of where the simulator is defined: come closer in smaller steps.
                     step[side, k] /= 2
@@ -229,10 +232,10 @@ class Look:
         Below zero the data of a location go on changing as they do above. Those of a size that
         may have either sign change back, and those of what is cut off at zero do not change.
         """
-        c, p, passes = self.coordinates, self.p, np.zeros(self.p, bool)
-        near = c.positive & (self.ends[0] < REACH * sd)
-        for k in np.flatnonzero(near & (not c.whole)):
-            theta = self.rng.choice(c.draws, self.contexts)
+        r, p, passes = self.ranges, self.p, np.zeros(self.p, bool)
+        near = r.positive & (self.ends[0] < REACH * sd)
+        for k in np.flatnonzero(near & (not r.whole)):
+            theta = self.rng.choice(r.draws, self.contexts)
             theta[:, k] = 0.0
             reach = np.broadcast_to(self._typical, theta.shape).copy()
             reach[:, k] = sd[k]
@@ -240,7 +243,7 @@ class Look:
             both, trusted = self.covariance(theta, reach, across, self.ends[1])
             upper, trusted_above = self.covariance(theta, reach, above, self.ends[1])
             theta[:, k] = -sd[k]
-            below = [c.theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
+            below = [r.coordinates.to_theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
             passes[k] = (
                 (trusted & trusted_above).all()
                 and np.median(both[:, k, k] / upper[:, k, k]) < GOES_ON**2

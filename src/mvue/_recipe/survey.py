@@ -19,9 +19,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._core.coordinates import Coordinates
 from .._core.keys import key_for
 from .._core.problem import Draw, Problem
-from .._core.ranges import Coordinates, coordinates_of
+from .._core.ranges import ranges_of
 from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
 from .._core.types import Key, Theta
 from .._display.tables import html_of
@@ -61,7 +62,7 @@ class TrainingPrior:
         place = jr.uniform(key, (p,)) * (size - 1)
         grid = jnp.arange(size, dtype=place.dtype)
         values = jax.vmap(lambda at, table: jnp.interp(at, grid, table))(place, self.tables)
-        return self.coordinates.theta(values)
+        return self.coordinates.to_theta(values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ def survey(problem: Problem, *, key: Key) -> Survey:
     pilot = pilot_draw(problem, keys[0], PILOT, 4)
     sets, about_sets = _sets(problem, pilot)
     statistics = choose_statistics(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets)
-    found = coordinates_of(problem, keys[1])
+    found = ranges_of(problem, keys[1])
     if isinstance(found, str):
         return _of_unknown_coordinates(problem, pilot, statistics, found + about_sets)
     look = Look(problem, found, statistics, keys[2])
@@ -133,7 +134,7 @@ def survey(problem: Problem, *, key: Key) -> Survey:
     below, above = look.outside(inside)
     for share in (1.0, 0.5, 0.0):
         tables, widths = _tables(inside, below, above, share)
-        prior = TrainingPrior(found, tables)
+        prior = TrainingPrior(found.coordinates, tables)
         training = dataclasses.replace(problem, prior=prior, crb=None)
         trial = jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
         if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
@@ -143,7 +144,9 @@ def survey(problem: Problem, *, key: Key) -> Survey:
         Range(
             name, (found.low[k], found.high[k]), (tables[k, 0].item(), tables[k, -1].item()), width
         )
-        for k, (name, width) in enumerate(zip(found.names, widths.tolist(), strict=True))
+        for k, (name, width) in enumerate(
+            zip(found.coordinates.names, widths.tolist(), strict=True)
+        )
     )
     note = f"drawn evenly in standard deviations, fewer towards the ends{about_sets}"
     return Survey(prior, log_sd, ranges, statistics, pilot, note)
@@ -201,7 +204,7 @@ def _expected_error(
 ) -> Callable[[Theta], Array]:
     """Logarithm of the standard deviation of y that the one of theta causes, smooth in theta."""
     tables = np.asarray(prior.tables, np.float64)
-    p, c = look.p, look.coordinates
+    p, coordinates = look.p, look.ranges.coordinates
     place = np.asarray(jr.uniform(key, (look.points, p)), np.float64) * (TABLE - 1)
     grid = np.arange(TABLE)
     theta = np.stack([np.interp(place[:, k], grid, tables[k]) for k in range(p)], axis=1)
@@ -219,7 +222,7 @@ def _expected_error(
 
     @jit
     def y_at(values: Array) -> Array:
-        flat = jax.vmap(lambda one: problem.y_of(c.theta(one)))(values.reshape(-1, p))
+        flat = jax.vmap(lambda one: problem.y_of(coordinates.to_theta(one)))(values.reshape(-1, p))
         return flat.reshape(*values.shape[:-1], -1)
 
     centre, varied = (
@@ -235,7 +238,7 @@ def _expected_error(
     def place_of(theta: Theta) -> Array:
         grid = jnp.linspace(0.0, 1.0, TABLE)
         share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
-            c.values(theta), prior.tables
+            coordinates.from_theta(theta), prior.tables
         )
         return share * spans
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .._core.problem import Draw, Problem
+from .._core.theta import theta_vector
 from .._core.types import Key, Theta
 from ..losses._functions import unit_squared_bias
 
@@ -35,7 +35,7 @@ class ThetaFeatures:
     """
 
     def __init__(self, problem: Problem, key: Key) -> None:
-        p = jax.eval_shape(lambda key: _flat(problem.sample_prior(key)), key).size
+        p = jax.eval_shape(lambda key: theta_vector(problem.sample_prior(key)), key).size
         degree = 0
         while degree < HIGHEST_DEGREE and comb(p + degree + 1, p) <= MOST:
             degree += 1
@@ -55,7 +55,7 @@ class ThetaFeatures:
             return jnp.ones(1)
         grid = jnp.linspace(-1.0, 1.0, TABLE)
         place = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
-            _flat(theta), self.tables
+            theta_vector(theta), self.tables
         )
         powers = [jnp.ones_like(place), place]
         for k in range(1, self._highest):
@@ -69,7 +69,9 @@ class ThetaFeatures:
 
 
 def _quantiles(problem: Problem, key: Key) -> Float[Array, "p t"]:
-    draws = jax.jit(jax.vmap(lambda key: _flat(problem.sample_prior(key))))(jr.split(key, DRAWS))
+    draws = jax.jit(jax.vmap(lambda key: theta_vector(problem.sample_prior(key))))(
+        jr.split(key, DRAWS)
+    )
     values = np.asarray(draws, np.float64)
     tables = np.quantile(values, np.linspace(0, 1, TABLE), axis=0).T
     return jnp.asarray(tables, jnp.result_type(float))
@@ -86,10 +88,6 @@ def _selectors(terms: list[tuple[int, ...]], p: int, degree: int) -> list[np.nda
             power = term.count(coordinates[slot]) if used else 0
             selector[row, power * p + (coordinates[slot] if used else 0)] = 1.0
     return selectors
-
-
-def _flat(theta: Theta) -> Float[Array, " p"]:
-    return ravel_pytree(theta)[0].astype(float)
 
 
 RIDGE = 1e-6
