@@ -22,6 +22,7 @@ from .._core.types import Key
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
+from ..nn._standardize import mean_and_deviation
 from .survey import Survey, unit_scale
 
 RANDOM_FEATURES = 200
@@ -263,8 +264,8 @@ def _scaling(statistics: np.ndarray) -> Affine:
     one, has no scale to go by: the next such draw is larger than all before.
     """
     values = statistics.reshape(-1, statistics.shape[2]).astype(np.float64)
-    mean, deviation = values.mean(axis=0), values.std(axis=0)
-    varies = deviation > 1e-6 * np.abs(mean) + np.finfo(np.float32).tiny
+    mean, deviation = mean_and_deviation(values)
+    varies = deviation > 0
     deviation = np.where(varies, deviation, 1.0)
     kurtosis = np.mean(((values - mean) / deviation) ** 4, axis=0)
     useful = varies & (kurtosis < len(values) / FEWEST_DRAWS)

@@ -109,8 +109,7 @@ def fit_data(
         ("repeats", repeats),
     ):
         check_count(name, value)
-    keys = jr.split(key_for("fit_data", key), 4)
-    network_key, train_key, validation_key, split_key = keys
+    network_key, train_key, validation_key, split_key = keys_of(key)
     rng = np.random.default_rng(np.asarray(jr.key_data(split_key)).tolist())
     with stages.stage("preparing the data"):
         prepared = prepare(data, validation, split, batch_units, rng)
@@ -171,12 +170,15 @@ def fit_data(
     return dataclasses.replace(trained, trained_on=trained_on_rows(training.x, training.y))
 
 
+def keys_of(key: Key) -> Key:
+    """For the initial weights, for training, for validation and for what is held out."""
+    return jr.split(key_for("fit_data", key), 4)
+
+
 def default_data_network(
     data: Repeats, hidden: Sequence[int], activation: Callable[[Any], Any], *, key: Key
 ) -> Standardized:
     """A perceptron in the units of the data."""
-    for size in hidden:
-        check_count("hidden", size)
     flat = jnp.asarray(data.x.reshape(len(data.x), -1))
     y = jnp.asarray(np.repeat(data.y, data.sizes, axis=0))
     network = perceptron(flat.shape[1], hidden, y.shape[1], activation, key=key)

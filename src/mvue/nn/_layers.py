@@ -8,6 +8,7 @@ import equinox as eqx
 import jax.random as jr
 from jaxtyping import Array
 
+from .._core.checks import check_count
 from .._core.types import Key
 
 
@@ -20,6 +21,8 @@ def perceptron(
     key: Key,
 ) -> eqx.nn.Sequential:
     """A network of dense layers whose sizes may differ."""
+    for size in hidden:
+        check_count("hidden", size)
     sizes = [in_size, *hidden, out_size]
     keys = jr.split(key, len(sizes) - 1)
     layers: list[Any] = []

@@ -1,10 +1,12 @@
 """Networks in standard units: scaling of what goes in and out, measured on a pilot draw."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.keys import key_for
@@ -17,6 +19,7 @@ from .._serialise.registry import register
 from ._frozen import Affine
 
 PILOT_UNITS = 1024
+SINGLE, DOUBLE = 1e-6, 1e-12  # relative deviations that are rounding in these precisions
 
 
 @register(name="mvue.Standardized")
@@ -88,11 +91,20 @@ def scale_back(y: Float[Array, "n d"]) -> ScaleBack:
 
 
 def scaling(values: Float[Array, "n ..."]) -> Affine:
-    """To mean 0 and standard deviation 1."""
-    mean, deviation = jnp.mean(values, axis=0), jnp.std(values, axis=0)
-    # An entry that never varies carries no information; leave its scale alone.
-    constant = deviation <= 1e-6 * jnp.abs(mean) + jnp.finfo(values.dtype).tiny
-    return Affine(mean, jnp.where(constant, 1.0, 1 / deviation))
+    """To mean 0 and standard deviation 1; what does not vary keeps its scale."""
+    mean, deviation = mean_and_deviation(values)
+    return Affine(mean, 1 / jnp.where(deviation == 0, 1.0, deviation))
+
+
+def mean_and_deviation(values: Any, resolution: float = SINGLE) -> tuple[Any, Any]:
+    """Means and standard deviations along the first axis, of NumPy or JAX arrays.
+
+    A deviation that is no more than the rounding of the mean is zero: it carries no information.
+    """
+    xp = jnp if isinstance(values, jax.Array) else np
+    mean, deviation = xp.mean(values, axis=0), xp.std(values, axis=0)
+    rounding = resolution * xp.abs(mean) + xp.finfo(values.dtype).tiny
+    return mean, xp.where(deviation > rounding, deviation, 0.0)
 
 
 def _whitening(values: Float[Array, "n p"]) -> Affine:

@@ -17,13 +17,15 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._core.types import Estimator
+from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._serialise.registry import register
-from .._training.fit_data import fit_data
+from .._training.fit_data import fit_data, keys_of
 from .._training.result import Outcome
 from ..losses._objectives import Loss, bce, emmse
-from ..nn._frozen import Frozen
+from ..nn._frozen import Affine, Frozen
+from ..nn._layers import perceptron
+from ..nn._standardize import DOUBLE, mean_and_deviation
 
 AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of them out
 PREDICTED_AT_ONCE = 1024
@@ -74,8 +76,7 @@ class Units(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray, *, common: bool = False) -> "Units":
         """Those in which columns have mean 0 and standard deviation 1, each or on average."""
-        shift, scale = values.mean(axis=0), values.std(axis=0)
-        scale = np.where(scale <= 1e-12 * np.abs(shift), 0.0, scale)
+        shift, scale = mean_and_deviation(values, DOUBLE)
         if common:
             largest = scale.max() or 1.0
             scale = np.full_like(scale, largest * np.sqrt(np.mean((scale / largest) ** 2)))
@@ -226,19 +227,23 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         # One scale for all of y: the loss stays that of y in its own units.
         self._units = before or (Units.of(X), Units.of(y, common=True))
         x_units, y_units = self._units
-        data = Repeats.from_rows(x_units.standard(X), y_units.standard(y), unit_ids=unit_ids)
+        standard_y = y_units.standard(y)
+        data = Repeats.from_rows(x_units.standard(X), standard_y, unit_ids=unit_ids)
         weight = self._target_weight(y.shape[1])
         stops = self.early_stopping
         if stops == "auto":
             stops = len(data.y) >= AUTO_UNITS
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        key = jr.key(seed)
+        if network is None:
+            hidden = np.atleast_1d(np.asarray(self.hidden, int)).tolist()
+            activation = ACTIVATIONS[self.activation]
+            network = _network(X.shape[1], hidden, standard_y, activation, key=keys_of(key)[0])
         self.fit_ = fit_data(
             data,
             network,
             _loss(float(self.bias_weight), self.penalty, weight),
-            key=jr.key(seed),
-            hidden=tuple(np.atleast_1d(np.asarray(self.hidden, int)).tolist()),
-            activation=ACTIVATIONS[self.activation],
+            key=key,
             validation=float(self.validation_fraction) if stops else 0.0,
             split=self.validation_split,  # pyright: ignore
             steps=int(self.steps),
@@ -313,6 +318,20 @@ register(
     ),
     renamed={"max_repeats": "repeats"},
 )
+
+
+def _network(
+    columns: int,
+    hidden: list[int],
+    y: np.ndarray,
+    activation: Callable[[Array], Array],
+    *,
+    key: Key,
+) -> eqx.nn.Sequential:
+    """A perceptron of standard units, whose outputs have the scales of the components of y."""
+    layers = perceptron(columns, hidden, y.shape[1], activation, key=key).layers
+    scale = jnp.asarray(Units.of(y).scale, jnp.float32)
+    return eqx.nn.Sequential([*layers, eqx.nn.Lambda(Affine(jnp.zeros_like(scale), scale))])
 
 
 def _loss(bias_weight: float, penalty: Any, weight: np.ndarray | None) -> Loss:

@@ -14,7 +14,7 @@ from ..._core.types import Key
 from ..._serialise.registry import register
 from ...nn._frozen import Affine
 from ...nn._layers import nearly_zero
-from ...nn._standardize import PILOT_UNITS
+from ...nn._standardize import PILOT_UNITS, scaling
 from .problem import StructuredCovariance
 from .structure import LinearCovariance
 
@@ -161,7 +161,7 @@ class CovarianceMLP(eqx.Module):
         pilot = pilot_draw(structure.problem, key_for("covariance", key), PILOT_UNITS, 1)
         entries = jax.jit(jax.vmap(structure.distinct))(pilot.x[:, 0])
         errors = jax.jit(jax.vmap(structure.masked))(pilot.x[:, 0]) - pilot.y
-        self.inputs = Affine(entries.mean(axis=0), 1 / entries.std(axis=0))
+        self.inputs = scaling(entries)
         self.outputs = Affine(jnp.zeros((structure.d,)), errors.std(axis=0))
         network = eqx.nn.MLP(entries.shape[1], structure.d, width, depth, jax.nn.gelu, key=key)
         self.network = nearly_zero(network)
