@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Key
+from .._linear.spectrum import noise_spectrum
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
@@ -228,20 +229,11 @@ class _Moments:
         self.units += units
 
     def solve(self, bias_weight: float) -> np.ndarray:
-        """The coefficients of least squared error and bias.
-
-        In directions that hold no bias, what is left of the moments between unknowns is noise,
-        negative as often as positive, and would let errors grow for a bias that only seems small.
-        """
-        unit = np.sqrt(np.diag(self.total))
-        unit = np.where(unit > 0, unit, 1.0)
-        scale = np.outer(unit, unit)
-        factor = np.linalg.cholesky(self.within / scale + LINEAR_RIDGE * np.eye(len(unit)))
-        half = np.linalg.solve(factor, (self.total - self.within) / scale)
-        values, vectors = np.linalg.eigh(np.linalg.solve(factor, half.T))
-        directions = np.linalg.solve(factor.T, vectors)
-        share = np.maximum(values, 0.0) + 1 / (bias_weight + 1)
-        return directions @ (directions.T @ (self.cross / unit) / share) / unit
+        """The coefficients of least squared error and bias."""
+        # In the noise, too: the ridge is no signal.
+        ridge = LINEAR_RIDGE * np.diag(np.diag(self.total))
+        spectrum = noise_spectrum(self.total + ridge, self.within + ridge, self.cross[None])
+        return spectrum.coefficients(bias_weight)[0]
 
 
 def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
