@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-oldest lint docs bench clean
 
 # One stamp per set of extras: a target installs only what it uses; dev has it all.
 stamp = $(VENV)/installed-$(if $(wildcard $(VENV)/installed-dev),dev,$(1))
@@ -20,6 +20,29 @@ demo: $(call stamp,all)
 test: $(call stamp,test)
 	$(BIN)/python -m pytest
 
+# The lowest versions that pyproject.toml allows, in an environment of their own: what touches
+# most of JAX and of the other libraries.
+OLDEST := .venv-oldest
+OLDEST_EXTRAS := check,checkpoint,data,frame,parquet,report,sklearn
+OLDEST_TESTS := tests/core tests/losses tests/linear/test_linear.py \
+	$(addprefix tests/training/test_train.py::,test_linear_network_reaches_the_closed_form \
+		test_key_decides_everything test_progress_bar test_optimizers_that_look_at_the_loss) \
+	tests/training/test_checkpoint.py::test_finished_run_is_not_trained_again \
+	$(addprefix tests/models/test_save.py::,test_round_trip_gives_the_same_estimates \
+		test_pipelines_load_as_they_were) \
+	$(addprefix tests/sklearn/test_sklearn.py::,test_scikit_learn_contract test_is_the_formula) \
+	tests/bounds/test_fisher.py::test_deterministic_information \
+	tests/likelihood/test_mle.py::test_agrees_with_closed_forms
+
+$(OLDEST)/installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints-oldest.txt -e ".[$(OLDEST_EXTRAS)]"
+	touch $@
+
+test-oldest: $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,6 +55,7 @@ bench: $(call stamp,test)
 	$(BIN)/python benchmarks/snr_training.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/mle.py
+	$(BIN)/python benchmarks/numerics.py
 	$(BIN)/python benchmarks/covariance.py
 	$(BIN)/python benchmarks/penalty_noise.py --figure runs/penalty-noise.png
 	$(BIN)/python benchmarks/cnn.py
@@ -39,4 +63,4 @@ bench: $(call stamp,test)
 	$(BIN)/python benchmarks/fuzz_model_files.py
 
 clean:
-	rm -rf $(VENV) site runs
+	rm -rf $(VENV) $(OLDEST) site runs
