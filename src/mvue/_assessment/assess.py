@@ -14,12 +14,12 @@ from jaxtyping import Array
 
 from .._bounds.crb import note_bounds
 from .._core.checks import check_count, check_output, describe_shapes
+from .._core.estimators import Carrier, as_estimator
 from .._core.keys import key_for
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._runtime.progress import progress_for
-from .._training.result import Fit
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
 from .errors import ErrorPieces, pairs_of, rms_of
 from .moments import ErrorMoments, summarize
@@ -30,7 +30,7 @@ RANGE_DRAWS = 4096
 
 
 def assess(
-    estimator: Estimator | Fit | Mapping[str, Estimator | Fit],
+    estimator: Estimator | Carrier | Mapping[str, Estimator | Carrier],
     problem: Problem,
     *,
     key: Key,
@@ -46,7 +46,7 @@ def assess(
 
     Args:
         estimator: a function of one measurement that returns y (NumPy functions work, slowly),
-            a `Fit`, or a dict of these to compare.
+            a `Fit`, a `Model`, or a dict of these to compare.
         problem: where the measurements come from.
         key: decides all random numbers; repeat r at value k depends on the key, k and r alone.
         at: values of theta, with one more axis in front than the prior's samples. Where theta is
@@ -133,10 +133,7 @@ def _example(problem: Problem) -> Any:
 def _as_function(name: str, estimator: Any, example: Any, d: int) -> Estimator:
     """An estimator that can be traced, checked for its output."""
     label = f"estimator {name!r}"
-    if isinstance(estimator, Fit):
-        estimator = estimator.estimator
-    if not callable(estimator):
-        raise TypeError(f"{label} must be callable or a Fit, got {type(estimator).__name__}")
+    estimator = as_estimator(estimator, label)
     try:
         output = eqx.filter_eval_shape(lambda x: jnp.asarray(estimator(x)), example)
     except Exception as error:

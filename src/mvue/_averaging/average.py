@@ -1,5 +1,6 @@
 """The average of an estimator over many measurements of one unknown."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.checks import check_count, describe_shapes
+from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
 from .._core.types import Estimator, Measurement
 from .._runtime.progress import Progress, progress_for
-from .._training.result import Fit
-from .running import NonFinite, RunningAverage, is_traced
+from ..exceptions import NonFiniteWarning
+from .running import NonFinite, RunningAverage
 
 CHUNK_NUMBERS = 2**20  # of measurements that are estimated from at a time
 LEAST_NUMBERS = 64  # counted for one measurement, as a network holds more than its input
@@ -21,14 +23,16 @@ LEAST_NUMBERS = 64  # counted for one measurement, as a network holds more than 
 Weights = Callable[[Measurement], Any]
 
 
-class Average(eqx.Module):
+class Average(Predictor, eqx.Module):
     """An estimator from a set of measurements: the average of the estimates from each of them.
 
     Its measurement is a set, an array or pytree with one more leading axis than that of the local
-    estimator. Like every estimator it may be compiled, batched with `jax.vmap`, and assessed.
+    estimator. Like every estimator it may be compiled, batched with `jax.vmap`, and assessed. Where
+    the local estimator knows the shape of its measurement, as a `Fit` does, several sets of equal
+    size may be given as a batch; sets of different sizes may be given as a list.
 
     Args:
-        estimator: of one measurement, or a `Fit`.
+        estimator: of one measurement, a `Fit` or a `Model`.
         weights: optional ``weights(x)`` of one measurement: a number, or one for each component. If
             they depend on the noise in x, the average is not unbiased.
         nonfinite: what to do about estimates that are not finite: "error", or "skip" to leave them
@@ -37,34 +41,82 @@ class Average(eqx.Module):
         chunk_size: how many measurements to estimate from at a time; chosen by default.
     """
 
-    estimator: Estimator = eqx.field(converter=lambda e: e.estimator if isinstance(e, Fit) else e)
-    weights: Weights | None = None
-    nonfinite: NonFinite = eqx.field(static=True, default="error")
-    chunk_size: int | None = eqx.field(static=True, default=None)
+    estimator: Estimator
+    weights: Weights | None
+    nonfinite: NonFinite = eqx.field(static=True)
+    chunk_size: int | None = eqx.field(static=True)
+    set_spec: MeasurementSpec | None = eqx.field(static=True)
+    """What one set looks like, where that is known."""
 
-    def __check_init__(self) -> None:
-        """Refuse what cannot be averaged."""
-        if not callable(self.estimator):
-            kind = type(self.estimator).__name__
-            raise TypeError(f"estimator must be callable or a Fit, got {kind}")
-        if self.chunk_size is not None:
-            check_count("chunk_size", self.chunk_size)
+    def __init__(
+        self,
+        estimator: Estimator | Carrier,
+        weights: Weights | None = None,
+        nonfinite: NonFinite = "error",
+        chunk_size: int | None = None,
+    ) -> None:
+        if chunk_size is not None:
+            check_count("chunk_size", chunk_size)
+        self.estimator = as_estimator(estimator)
+        self.weights = weights
+        self.nonfinite = nonfinite
+        self.chunk_size = chunk_size
+        one = spec_of(estimator)
+        self.set_spec = None if one is None else one.set_of()
 
     def __call__(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Array:
-        """The averaged estimate, (d,); arguments as in `averaged`."""
+        """The averaged estimate, (d,), or those of several sets, (n, d); see `averaged`."""
         return jnp.asarray(self.averaged(x, weights=weights, mask=mask).estimate)
+
+    def predict(
+        self, x: Measurement, *, warn: bool = True, weights: Any = None, mask: Any = None
+    ) -> np.ndarray:
+        """The averaged estimates of many sets, (n, d), in NumPy.
+
+        Args:
+            x: the sets, with a leading axis, or a list of sets.
+            warn: tell how many estimates were left out, with ``nonfinite="skip"``.
+            weights: as in `averaged`.
+            mask: as in `averaged`.
+        """
+        if self.set_spec is not None and not isinstance(x, list):
+            x = self.set_spec.batch(x)
+        found = self.averaged(x, weights=weights, mask=mask)
+        skipped = int(np.sum(found.skipped))
+        if skipped and warn:
+            warnings.warn(
+                f"{skipped:,} estimates were not finite and were left out of the averages",
+                NonFiniteWarning,
+                stacklevel=2,
+            )
+        return np.asarray(found.estimate)
+
+    @property
+    def function(self) -> Estimator:
+        """The averaged estimate of one set."""
+        return self
+
+    @property
+    def _spec(self) -> MeasurementSpec | None:
+        return self.set_spec
 
     def averaged(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> RunningAverage:
         """The averaged estimate with its standard error, ready to be merged with others.
 
         Args:
-            x: the set; leaves of shape (M, ...).
-            weights: shape (M,), or (M, d) for weights by component; instead of a function.
+            x: the set; leaves of shape (M, ...), or (n, M, ...) for n sets.
+            weights: shape (M,), or (M, d) for weights by component; instead of a function. Of n
+                sets, with an axis more in front.
             mask: True for the measurements that are there, (M,). The others may be anything.
         """
+        axis = 0
+        if self.set_spec is not None and not isinstance(x, list):
+            x = self.set_spec.arrays(x)
+            axis = int(self.set_spec.is_batch(x))
         return average(
             self.estimator,
             x,
+            axis,
             weights=self._weights(weights),
             mask=mask,
             nonfinite=self.nonfinite,
@@ -80,7 +132,7 @@ class Average(eqx.Module):
 
 
 def average(
-    estimator: Estimator | Fit,
+    estimator: Estimator | Carrier,
     x: Any,
     axis: int = 0,
     *,
@@ -96,7 +148,7 @@ def average(
     several calls can be merged, so that a stream needs no more memory than one piece of it.
 
     Args:
-        estimator: of one measurement, or a `Fit`.
+        estimator: of one measurement, a `Fit` or a `Model`.
         x: an array or pytree whose leaves have the measurements of one unknown along `axis`; axes
             in front of it are for different unknowns. Or a list of sets of different sizes, one
             for each unknown, with `axis` 0.
@@ -111,10 +163,7 @@ def average(
         chunk_size: how many measurements to estimate from at a time; chosen by default.
         progress: as in `fit`. Compiled functions show none.
     """
-    if isinstance(estimator, Fit):
-        estimator = estimator.estimator
-    if not callable(estimator):
-        raise TypeError(f"estimator must be callable or a Fit, got {type(estimator).__name__}")
+    estimator = as_estimator(estimator)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     check_count("axis", axis, least=0)

@@ -12,7 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+
+from .._core.estimators import is_traced
 
 NonFinite = Literal["error", "skip"]
 
@@ -229,11 +230,6 @@ def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
-
-
-def is_traced(*trees: Any) -> bool:
-    """Whether any of the arrays is inside of a compiled or transformed function."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def _arrays(*values: Any) -> tuple[Any, list[Any]]:

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.checks import check_count, check_output, describe_shapes
+from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator
 from .._core.keys import fold_in_each, key_for
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Measurement, Theta
-from .._training.result import Fit
 from .box import Box, box_of
 from .mle import MaximumLikelihood
 
@@ -24,8 +24,8 @@ FAILURE_LIMIT = 0.1
 MULTIPLIER = 0x9E3779B1  # an odd number whose powers mix well
 
 
-class BootstrapCorrected(eqx.Module):
-    """The estimator that `bootstrap_correct` makes: a function of one measurement."""
+class BootstrapCorrected(Predictor, eqx.Module):
+    """The estimator that `bootstrap_correct` makes, of one measurement or a batch."""
 
     problem: Problem = eqx.field(static=True)
     estimator: Any
@@ -35,13 +35,26 @@ class BootstrapCorrected(eqx.Module):
     key: Key
     repeats: int = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
+    measurement: MeasurementSpec = eqx.field(static=True)
 
     # By identity, so that `jax.jit(estimator)` works although there are arrays inside.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
-    def __call__(self, x: Measurement) -> Float[Array, " d"]:
-        """The corrected estimate from one measurement."""
+    @property
+    def function(self) -> Estimator:
+        """The corrected estimate from one measurement, which is not checked."""
+        return self._corrected
+
+    @property
+    def _spec(self) -> MeasurementSpec:
+        return self.measurement
+
+    @property
+    def _numbers_held(self) -> int:
+        return self.repeats
+
+    def _corrected(self, x: Measurement) -> Float[Array, " d"]:
         estimate, theta = self._estimate(x)
         # Other measurements, other noise: errors of the correction then average out over
         # measurements. The iterations share it, so that they have a limit.
@@ -83,7 +96,7 @@ class BootstrapCorrected(eqx.Module):
 
 
 def bootstrap_correct(
-    estimator: Estimator | Fit,
+    estimator: Estimator | Carrier,
     problem: Problem,
     *,
     key: Key,
@@ -99,7 +112,7 @@ def bootstrap_correct(
     and the noise of the correction adds about 1/`repeats` to the variance.
 
     Args:
-        estimator: a function of one measurement, written in JAX, or a `Fit`.
+        estimator: a function of one measurement, written in JAX, a `Fit` or a `Model`.
         problem: simulates.
         key: decides the random numbers. They depend on the key and on the measurement alone, so
             that equal measurements get equal corrections.
@@ -112,17 +125,14 @@ def bootstrap_correct(
             is moved to the nearest one inside, where the bias may be another.
 
     Returns:
-        An estimator, a function of one measurement. It is NaN where the estimate is, and where
+        An estimator, of one measurement or a batch. It is NaN where the estimate is, and where
         more than a tenth of the simulations failed.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     check_count("repeats", repeats, least=2)
     check_count("iterations", iterations)
-    if isinstance(estimator, Fit):
-        estimator = estimator.estimator
-    if not callable(estimator):
-        raise TypeError(f"estimator must be callable or a Fit, got {type(estimator).__name__}")
+    estimator = as_estimator(estimator)
     if theta_of is not None and not callable(theta_of):
         raise TypeError(f"theta_of must be callable, got {type(theta_of).__name__}")
     solves = isinstance(estimator, MaximumLikelihood)
@@ -145,6 +155,7 @@ def bootstrap_correct(
         key_for("bootstrap", key),
         int(repeats),
         int(iterations),
+        MeasurementSpec(problem.shapes()[0]),
     )
 
 

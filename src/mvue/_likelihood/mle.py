@@ -12,8 +12,9 @@ import optimistix as optx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._core.checks import check_count, describe_shapes
+from .._core.estimators import MeasurementSpec, Predictor
 from .._core.problem import Problem
-from .._core.types import Measurement, Theta
+from .._core.types import Estimator, Measurement, Theta
 from .._numerics.newton import BoxNewton, Point
 from .box import Box, box_of
 
@@ -41,10 +42,11 @@ class Solution(NamedTuple):
     """Whether a bound holds any element of theta back."""
 
 
-class MaximumLikelihood(eqx.Module):
-    """The estimator that `maximum_likelihood` makes: a function of one measurement.
+class MaximumLikelihood(Predictor, eqx.Module):
+    """The estimator that `maximum_likelihood` makes, of one measurement or a batch.
 
-    It may be compiled, batched with `jax.vmap`, and differentiated once.
+    It may be compiled, batched with `jax.vmap`, and differentiated once. NaN where `solve` did not
+    converge. A measurement of exchangeable draws may have another number of them.
     """
 
     problem: Problem = eqx.field(static=True)
@@ -55,13 +57,22 @@ class MaximumLikelihood(eqx.Module):
     tolerance: float = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
     on_failure: str = eqx.field(static=True)
+    measurement: MeasurementSpec = eqx.field(static=True)
 
     # By identity, so that `jax.jit(estimator)` works although there are arrays inside.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
-    def __call__(self, x: Measurement) -> Float[Array, " d"]:
-        """The estimate from one measurement; NaN where `solve` did not converge."""
+    @property
+    def function(self) -> Estimator:
+        """The estimate from one measurement, which is not checked."""
+        return self._estimate
+
+    @property
+    def _spec(self) -> MeasurementSpec:
+        return self.measurement
+
+    def _estimate(self, x: Measurement) -> Float[Array, " d"]:
         found = self.solve(x)
         if self.on_failure == "keep":
             return found.y
@@ -69,7 +80,12 @@ class MaximumLikelihood(eqx.Module):
 
     def solve(self, x: Measurement) -> Solution:
         """Maximise the likelihood of one measurement, and say how that went."""
-        self._check(x)
+        x = self.measurement.arrays(x)
+        if self.measurement.is_batch(x):
+            raise ValueError(
+                f"x must be one measurement, got a batch of {describe_shapes(x)}: use "
+                "jax.vmap(estimator.solve)"
+            )
         still = jax.tree.map(jax.lax.stop_gradient, x)
         solver = BoxNewton(low=self.box.low, high=self.box.high, atol=self.tolerance)
 
@@ -105,21 +121,6 @@ class MaximumLikelihood(eqx.Module):
             start=winner,
             at_bound=point.held.any(),
         )
-
-    def _check(self, x: Measurement) -> None:
-        """Refuse what is not one measurement; of a set there may be another number of elements."""
-        expected, _ = self.problem.shapes()
-        free = 1 if self.problem.exchangeable else 0
-        got = jax.tree.map(jnp.asarray, x)
-        kinds = [
-            jax.tree.map(lambda leaf: (leaf.ndim, leaf.shape[free:]), tree)
-            for tree in (expected, got)
-        ]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"x must be one measurement, {describe_shapes(expected)}, got "
-                f"{describe_shapes(got)}: batch with jax.vmap"
-            )
 
     def _loss(self, u: Array, x: Measurement) -> Array:
         assert self.problem.log_likelihood is not None
@@ -213,6 +214,7 @@ def maximum_likelihood(
         float(tolerance),
         int(max_steps),
         on_failure,
+        MeasurementSpec(problem.shapes()[0], free=1 if problem.exchangeable else 0),
     )
     _check_likelihood(estimator)
     return estimator

@@ -4,20 +4,24 @@ import math
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .._core.estimators import MeasurementSpec, Predictor
+from .._core.types import Estimator
 from .._serialise.registry import register
 from ..losses._functions import check_bias_weight
 
 
 @register(name="mvue.LinearEstimator")
-class LinearEstimator(eqx.Module):
+class LinearEstimator(Predictor, eqx.Module):
     """The estimate ``weight @ x`` of y from one measurement x = H y + n.
 
     Weights are float64 NumPy arrays unless the estimator was made under a JAX transformation; in
-    JAX programs they are cast to the precision in use.
+    JAX programs they are cast to the precision in use. From NumPy arrays, estimates are those of
+    NumPy, too.
     """
 
     weight: Any
@@ -28,14 +32,25 @@ class LinearEstimator(eqx.Module):
     """A H − I, shape (d, d): the bias at y is ``bias_matrix @ y``."""
 
     def __call__(self, x: Any) -> Any:
-        """The estimate, shape (d,), from one measurement, shape (m,)."""
-        m = self.weight.shape[1]
-        if jnp.shape(x) != (m,):
-            raise ValueError(
-                f"x must be one measurement of shape ({m},), got shape {jnp.shape(x)}: use "
-                "jax.vmap for several"
-            )
+        """The estimate, (d,), from one measurement, (m,), or those from a batch, (n, m)."""
+        x = self._spec.arrays(x)
+        return x @ self.weight.T if self._spec.is_batch(x) else self.weight @ x
+
+    @property
+    def function(self) -> Estimator:
+        """The estimate from one measurement, which is not checked."""
+        return self._estimate
+
+    @property
+    def _spec(self) -> MeasurementSpec:
+        m, dtype = self.weight.shape[1], jax.dtypes.canonicalize_dtype(self.weight.dtype)
+        return MeasurementSpec(jax.ShapeDtypeStruct((m,), dtype))
+
+    def _estimate(self, x: Any) -> Any:
         return self.weight @ x
+
+    def _predicted(self, piece: Any) -> np.ndarray:
+        return np.asarray(self(piece))
 
 
 def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> LinearEstimator:

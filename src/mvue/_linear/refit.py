@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.checks import check_count
+from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator
 from .._core.keys import key_for
 from .._core.problem import Draw, Problem
 from .._core.sampling import finite_units, nonfinite_error
@@ -20,7 +21,6 @@ from .._core.types import Estimator, Key, Measurement
 from .._runtime.devices import agreed, divided, mesh_for, own_rows, replicated, whole_shares
 from .._runtime.processes import from_each
 from .._serialise.registry import register
-from .._training.result import Fit
 from ..exceptions import NonFiniteWarning
 from ..losses._functions import check_bias_weight
 from .grouped_moments import GroupedMoments
@@ -31,15 +31,25 @@ EXAMPLES = 4
 
 
 @register(name="mvue.LinearReadout")
-class LinearReadout(eqx.Module):
+class LinearReadout(Predictor, eqx.Module):
     """The estimate ``weight @ features(x) + bias``."""
 
     features: Callable[[Measurement], Array]
     weight: Float[Array, "d p"]
     bias: Float[Array, " d"]
+    measurement: MeasurementSpec | None = eqx.field(static=True, default=None)
+    """What one measurement looks like, where that is known."""
 
-    def __call__(self, x: Measurement) -> Float[Array, " d"]:
-        """The estimate from one measurement."""
+    @property
+    def function(self) -> Estimator:
+        """The estimate from one measurement, which is not checked."""
+        return self._estimate
+
+    @property
+    def _spec(self) -> MeasurementSpec | None:
+        return self.measurement
+
+    def _estimate(self, x: Measurement) -> Float[Array, " d"]:
         return self.weight @ self.features(x) + self.bias
 
 
@@ -103,7 +113,7 @@ def _probe(output: Array, seen: list[Array]) -> Callable[..., Array]:
 
 
 def refit_last_layer(
-    estimator: Estimator | Fit | None,
+    estimator: Estimator | Carrier | None,
     problem_or_data: Problem | Draw,
     bias_weight: float = 100.0,
     *,
@@ -136,7 +146,7 @@ def refit_last_layer(
         repeats: measurements of each.
     """
     check_bias_weight(bias_weight, finite=False)
-    estimator = estimator.estimator if isinstance(estimator, Fit) else estimator
+    estimator = None if estimator is None else as_estimator(estimator)
     if features is None:
         features = last_layer_features(estimator, _examples(problem_or_data))
 
@@ -146,7 +156,8 @@ def refit_last_layer(
         root = jnp.sqrt(_weight(weight, draw.y))
         return values * root, draw.y * root
 
-    width = jax.eval_shape(features, _examples(problem_or_data)[0]).shape[0]
+    example = _examples(problem_or_data)[0]
+    width = jax.eval_shape(features, example).shape[0]
     if isinstance(problem_or_data, Draw):
         source = _fixed(problem_or_data, width)
     else:
@@ -161,7 +172,10 @@ def refit_last_layer(
         )
     fit = fit_moments(moments.summary(), float(bias_weight), fit_intercept=False, stacklevel=3)
     coefficients = jnp.asarray(fit.coefficients, jnp.result_type(float))
-    return LinearReadout(features, coefficients[:, :-1], coefficients[:, -1])
+    measurement = MeasurementSpec(
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
+    )
+    return LinearReadout(features, coefficients[:, :-1], coefficients[:, -1], measurement)
 
 
 def last_layer_features(estimator: Any, examples: Sequence[Measurement]) -> LastLayerFeatures:

@@ -1,34 +1,28 @@
-"""A saved estimator in use: checks of what goes in, and batches of any size."""
+"""A saved estimator in use, with what its file says about it."""
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from .._core.checks import describe_shapes
-from .._core.types import Estimator, Measurement
-from .._training.input_range import TrainedOn, numbers_of
-from ..exceptions import OutsideTrainingWarning
-
-AT_ONCE = 1024
-AT_ONCE_NUMBERS = 2**22
+from .._core.estimators import Carrier, MeasurementSpec
+from .._core.types import Estimator
+from .._training.input_range import TrainedOn
+from .fronts import Front, front_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model:
+class Model(Carrier):
     """An estimator with what its file says about it; what `load` returns.
 
-    A function of one measurement like the estimator itself, so that `assess`, `jax.vmap` and
-    `refit_last_layer` take it, and more: `predict` takes any number of measurements, refuses those
-    of another shape, and warns of those that are unlike the ones of training.
+    ``model(x)`` estimates from one measurement or from a batch, so that `assess`, `jax.vmap` and
+    `refit_last_layer` take it. `predict` takes any number of measurements, refuses those of another
+    shape, and warns of those that are unlike the ones of training; estimates of an estimator of
+    scikit-learn have the shape that its own `predict` gives them.
     """
 
     estimator: Any
@@ -50,125 +44,51 @@ class Model:
     @property
     def kind(self) -> str:
         """What the estimator is, in a few words."""
-        if not is_front(self.estimator):
-            return type(self.estimator).__name__
-        from ..sklearn._fronts import parts_of
+        return type(self.estimator).__name__ if self.front is None else self.front.kind
 
-        parts = parts_of(self.estimator)
-        chain = [*parts.before, parts.regressor, *parts.after]
-        return " → ".join(type(part).__name__ for part in chain)
+    @functools.cached_property
+    def front(self) -> Front | None:
+        """What the library of the estimator tells about it; None for a function."""
+        return front_of(self.estimator)
 
     @property
     def x(self) -> Any:
         """Shapes and dtypes of one measurement, where known."""
         return None if self.trained_on is None else self.trained_on.x
 
-    def __call__(self, x: Measurement) -> Array:
-        """The estimate from one measurement, in JAX."""
-        return jnp.reshape(self.function(jax.tree.map(jnp.asarray, x)), (-1,))
-
-    def predict(self, x: Measurement, *, warn: bool = True) -> np.ndarray:
-        """Estimates from many measurements, shape (n, d).
-
-        Those of an estimator of scikit-learn have the shape that its own `predict` gives them.
-
-        Args:
-            x: measurements with a leading axis.
-            warn: look for measurements that are far outside of those of training.
-        """
-        x = self._checked(x)
-        if warn:
-            outside = int(self.outside(x).sum())
-            if outside:
-                count = len(jax.tree.leaves(x)[0])
-                warnings.warn(
-                    f"{outside:,} of {count:,} measurements are far outside of those that the "
-                    "estimator was trained on, or not finite: do not rely on its estimates there",
-                    OutsideTrainingWarning,
-                    stacklevel=2,
-                )
-        if is_front(self.estimator):
-            return self._predict_rows(x)
-        leaves = jax.tree.leaves(x)
-        count = len(leaves[0])
-        size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
-        at_once = int(np.clip(AT_ONCE_NUMBERS // max(size, 1), 1, AT_ONCE))
-        parts = []
-        for start in range(0, max(count, 1), at_once):
-            # Always of one size: one program, and no rounding that depends on the other rows.
-            part = jax.tree.map(lambda leaf, s=start: _padded(leaf[s : s + at_once], at_once), x)
-            parts.append(np.asarray(_estimates(self.function, part)))
-        return np.concatenate(parts)[:count]
-
-    def _predict_rows(self, x: Any) -> np.ndarray:
-        """The estimates of an estimator of scikit-learn; NaN for rows that it cannot take."""
-        usable = self._seen(x).usable
-        with _unnamed_columns():
-            if usable.all() and len(usable):
-                return self.estimator.predict(x)
-            some = self.estimator.predict(x[usable] if usable.any() else np.zeros((1, x.shape[1])))
-        estimates = np.full((len(usable), *some.shape[1:]), np.nan, some.dtype)
-        estimates[usable] = some[: usable.sum()]
-        return estimates
-
-    def _seen(self, x: Any) -> Any:
-        """Rows as the regressor of an estimator of scikit-learn sees them."""
-        from ..sklearn._fronts import seen_by_regressor
-
-        with _unnamed_columns():
-            return seen_by_regressor(self.estimator, np.asarray(x, np.float64))
-
-    def outside(self, x: Measurement) -> np.ndarray:
-        """Which of many measurements are far outside of those of training, (n,) booleans.
-
-        Of measurements like those of training, fewer than one in a thousand are. Where training
-        is not known, only those are that are not finite.
-
-        Args:
-            x: measurements with a leading axis.
-        """
-        x = self._checked(x)
-        seen = None if self.trained_on is None else self.trained_on.inputs
-        if is_front(self.estimator):
-            rows = self._seen(x)
-            strange = rows.far | ~rows.usable
-            return strange if seen is None else strange | seen.outside(rows.x)
-        if seen is not None:
-            return seen.outside(numbers_of(x, is_set=seen.is_set))
-        numbers = numbers_of(x, is_set=False)
-        return np.asarray(~np.isfinite(numbers).all(axis=1))
-
-    @functools.cached_property
+    @property
     def function(self) -> Estimator:
         """The estimator as a function of one measurement in JAX."""
+        return self._in_jax
+
+    @functools.cached_property
+    def _in_jax(self) -> Estimator:
         return as_function(self.estimator)
 
-    def _checked(self, x: Any) -> Any:
-        if is_front(self.estimator) and hasattr(x, "columns"):
-            return x  # a table with names, which it checks by itself
-        if self.x is None:
-            return jax.tree.map(np.asarray, x)
-        one, structure = jax.tree.flatten(self.x)
-        try:
-            given = [np.asarray(leaf) for leaf in structure.flatten_up_to(x)]
-        except (ValueError, TypeError):
-            given = None
-        lengths = set() if given is None else {leaf.shape[:1] for leaf in given}
-        fits = given is not None and all(
-            leaf.shape[1:] == want.shape and leaf.ndim == want.ndim + 1
-            for leaf, want in zip(given, one, strict=True)
-        )
-        if given is None or not fits or len(lengths) != 1:
-            got = "other arrays" if given is None else ", ".join(str(leaf.shape) for leaf in given)
-            hint = ""
-            if given is not None and [g.shape for g in given] == [w.shape for w in one]:
-                hint = ": for a single measurement call the model itself"
-            raise ValueError(
-                f"x must be measurements of {describe_shapes(self.x)} with one more axis in front, "
-                f"got {got}{hint}"
-            )
-        cast = [_cast(leaf, want.dtype) for leaf, want in zip(given, one, strict=True)]
-        return jax.tree.unflatten(structure, cast)
+    @property
+    def _spec(self) -> MeasurementSpec | None:
+        return None if self.x is None else MeasurementSpec(self.x)
+
+    def _pieces(self, x: Any) -> Iterator[Any]:
+        if self.front is not None and hasattr(x, "columns"):
+            return iter([x])  # a table with names, which it checks by itself
+        return super()._pieces(x)
+
+    def _at_once(self, x: Any) -> int:
+        # An estimator of another library decides by itself how to go through its rows.
+        return super()._at_once(x) if self.front is None else max(len(x), 1)
+
+    def _predicted(self, piece: Any) -> np.ndarray:
+        return super()._predicted(piece) if self.front is None else self.front.predict(piece)
+
+    def _strange(self, piece: Any) -> np.ndarray:
+        known = self.trained_on
+        if self.front is None:
+            return super()._strange(piece) if known is None else known.outside(piece)
+        rows = self.front.seen(piece)
+        strange = rows.far | ~rows.usable
+        inputs = None if known is None else known.inputs
+        return strange if inputs is None else strange | inputs.outside(rows.x)
 
     def __str__(self) -> str:
         lines = [f"Model: {self.kind}"]
@@ -204,48 +124,10 @@ class Model:
         return facts
 
 
-def is_front(estimator: Any) -> bool:
-    """Whether it is an estimator of scikit-learn."""
-    return hasattr(estimator, "predict") and hasattr(estimator, "get_params")
-
-
 def as_function(estimator: Any) -> Estimator:
     """An estimator as a function of one measurement in JAX."""
-    if not is_front(estimator):
+    front = front_of(estimator)
+    if front is None:
         return estimator
-    from ..sklearn._fronts import in_jax
-
     with jax.ensure_compile_time_eval():  # it may be asked for while something is traced
-        return in_jax(estimator)
-
-
-@contextmanager
-def _unnamed_columns() -> Iterator[None]:
-    """Columns are in order where they have no names."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "X does not have valid feature names")
-        yield
-
-
-@eqx.filter_jit
-def _estimates(estimator: Estimator, x: Any) -> Array:
-    return jax.vmap(lambda one: jnp.reshape(estimator(one), (-1,)))(x)
-
-
-def _padded(values: np.ndarray, count: int) -> np.ndarray:
-    missing = count - len(values)
-    return np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]) if missing else values
-
-
-def _cast(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """To the dtype that the estimator was made for, if nothing but digits is lost."""
-    if values.dtype == dtype:
-        return values
-    if values.dtype.kind not in "biufc":
-        raise TypeError(f"x must be numbers, got {values.dtype}")
-    with np.errstate(all="ignore"):
-        cast = values.astype(dtype) if dtype.kind == "c" or values.dtype.kind != "c" else None
-    whole = dtype.kind in "biu" and (cast is None or (cast.astype(values.dtype) != values).any())
-    if cast is None or whole:
-        raise TypeError(f"x must be numbers of the kind {dtype}, got {values.dtype}")
-    return cast
+        return front.function()

@@ -15,9 +15,11 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from .._core.problem import Problem
 from .._serialise.files import write_bytes
 from ..exceptions import ExportError
-from .model import Model, is_front
+from .model import Model
+from .save import model_of
 
 TOLERANCE = 1e-5
 BATCHES = (1, 3, 64)
@@ -34,16 +36,17 @@ class Exported(NamedTuple):
     """The largest difference to JAX that was seen, relative to the largest estimate."""
 
 
-def export_onnx(model: Model, path: str | Path) -> Exported:
-    """Write a model as an ONNX file, and check that it gives the same estimates.
+def export_onnx(estimator: Any, path: str | Path, *, problem: Problem | None = None) -> Exported:
+    """Write an estimator as an ONNX file, and check that it gives the same estimates.
 
     The file takes any number of measurements at once, in single precision, and returns their
     estimates, shape (n, d). Before it is written, onnxruntime and JAX are compared on measurements
     like those of training; they must agree to 1e-5 of the largest estimate.
 
     Args:
-        model: what `load` returned; its file must tell the shape of a measurement.
+        estimator: a `Fit`, what `load` returned, or whatever else `save` takes.
         path: where to; written whole or not at all.
+        problem: what a bare estimator was made for, as in `save`.
 
     Raises:
         ExportError: ONNX has no counterpart for a step of the estimator, which is named, or the
@@ -57,13 +60,10 @@ def export_onnx(model: Model, path: str | Path) -> Exported:
         raise ImportError(
             f"export needs jax2onnx and onnxruntime: pip install 'mvue[export]' ({error})"
         ) from error
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"model must be what mvue.load returned, got {type(model).__name__}: save it first"
-        )
+    model = model_of(estimator, problem)
     if model.x is None:
         raise ExportError(
-            "the file does not tell the shape of a measurement: save the estimator with problem="
+            "the shape of a measurement is not known: give problem=, here or to mvue.save"
         )
     leaves, structure = jax.tree.flatten(model.x)
     if any(leaf.dtype.kind == "c" for leaf in leaves):
@@ -72,7 +72,7 @@ def export_onnx(model: Model, path: str | Path) -> Exported:
 
     def one(*parts: jax.Array) -> jax.Array:
         cast = [part.astype(_single(leaf.dtype)) for part, leaf in zip(parts, leaves, strict=True)]
-        return model(jax.tree.unflatten(structure, cast))
+        return jnp.reshape(model.function(jax.tree.unflatten(structure, cast)), (-1,))
 
     specs = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in leaves]
     function = _in_primitives(jax.make_jaxpr(one)(*specs))
@@ -117,8 +117,8 @@ def _difference(
     x = []
     for leaf in leaves:
         values = rng.standard_normal((n, *leaf.shape))
-        if is_front(model.estimator):
-            values = _rows_of_training(model, rng, n)
+        if model.front is not None:
+            values = model.front.typical_rows(rng, n, seen)
         elif seen is not None and len(leaves) == 1:
             # As usual as those of training, entry by entry.
             shape = leaf.shape[1:] if seen.is_set else leaf.shape
@@ -152,17 +152,6 @@ class _Value(NamedTuple):
     """Whether it depends on the measurement."""
     known: int | None = None
     """What it is, for the number of a branch."""
-
-
-def _rows_of_training(model: Model, rng: np.random.Generator, n: int) -> np.ndarray:
-    """As usual as those of training, in what the regressor sees of them."""
-    from ..sklearn._fronts import parts_of, rows_like
-
-    values = rng.standard_normal((n, parts_of(model.estimator).regressor.n_features_in_))
-    seen = None if model.trained_on is None else model.trained_on.inputs
-    if seen is not None:
-        values = seen.usual.centre + seen.usual.spread * values
-    return rows_like(model.estimator, values)
 
 
 _CALLS = {

@@ -9,12 +9,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 
 from .._assessment.report import Report
 from .._core.checks import check_estimator, checked_names
-from .._core.keys import key_for
 from .._core.problem import Problem
 from .._linear.known_model import LinearEstimator
 from .._serialise.container import Contents, read, write
@@ -23,7 +21,8 @@ from .._training.input_range import InputRange, Scale, TrainedOn, trained_on_pro
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError
-from .model import Model, as_function, is_front
+from .fronts import Front, front_of
+from .model import Model, as_function
 
 
 def save(
@@ -52,13 +51,13 @@ def save(
     """
     if problem is not None and not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    model = _model_of(estimator, problem, assessment)
+    model = model_of(estimator, problem, assessment)
     encoder = Encoder()
     header: dict[str, Any] = {"versions": model.versions, "needs": None}
     try:
         header["estimator"] = encoder.node(model.estimator, "estimator")
     except UnsavableError as error:
-        if is_front(model.estimator):
+        if model.front is not None:
             raise TypeError(f"cannot save this {type(model.estimator).__name__}: {error}") from None
         encoder = Encoder()
         header["needs"] = str(error)
@@ -109,15 +108,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _front_versions() -> dict[str, str]:
-    import sklearn
-
-    return {"scikit-learn": sklearn.__version__}
-
-
-def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model:
-    """What is to be saved, with all that is known about it."""
-    trained_on, training = None, {}
+def model_of(estimator: Any, problem: Problem | None, assessment: Any = None) -> Model:
+    """An estimator with all that is known about it, as it is saved and exported."""
     if isinstance(assessment, Report):
         if len(assessment.estimators) != 1:
             raise ValueError(
@@ -126,33 +118,36 @@ def _model_of(estimator: Any, problem: Problem | None, assessment: Any) -> Model
             )
         (name,) = assessment.estimators
         assessment = assessment.summary(name) | {"repeats": assessment.repeats}
+    trained_on, training = None, {}
     if isinstance(estimator, Model):
         trained_on, training = estimator.trained_on, estimator.training
         assessment = estimator.assessment if assessment is None else assessment
         estimator = estimator.estimator
-    if isinstance(estimator, Fit):
-        problem = estimator.problem if problem is None else problem
-        trained_on, training = estimator.trained_on, _training(estimator)
+    elif isinstance(estimator, Fit):
+        trained_on = estimator.range_trained_on if problem is None else None
+        training = _training(estimator)
         estimator = estimator.estimator
-    elif is_front(estimator):
-        trained_on = trained_on or _of_front(estimator)
-        training = training or _training_of_front(estimator)
+    front = front_of(estimator)
+    if front is not None:
+        trained_on = trained_on or front.trained_on()
+        fit = front.fit()
+        training = training or ({} if fit is None else _training(fit))
+    elif not callable(estimator):
+        raise TypeError(
+            f"estimator must be a Fit, a function of one measurement or an estimator of "
+            f"mvue.sklearn, got {type(estimator).__name__}"
+        )
     elif isinstance(estimator, LinearEstimator) and problem is None and trained_on is None:
         dtype = jax.dtypes.canonicalize_dtype(np.asarray(estimator.weight).dtype)
         d, m = np.shape(estimator.weight)
         trained_on = TrainedOn(
             checked_names(None, d), jax.ShapeDtypeStruct((m,), dtype), None, None
         )
-    if not callable(estimator) and not is_front(estimator):
-        raise TypeError(
-            f"estimator must be a Fit, a function of one measurement or an estimator of "
-            f"mvue.sklearn, got {type(estimator).__name__}"
-        )
     if problem is not None:
         x, y = problem.shapes()
         check_estimator("estimator", estimator, x, y.shape[0])
-        trained_on = trained_on_problem(problem, key_for("save", jr.key(0)))
-    made_with = versions() | (_front_versions() if is_front(estimator) else {})
+        trained_on = trained_on_problem(problem)
+    made_with = versions() | ({} if front is None else front.versions)
     return Model(estimator, trained_on, training, _plain(assessment), made_with)
 
 
@@ -171,39 +166,6 @@ def _training(fit: Fit) -> dict[str, Any]:
             for r in ranges
         ],
     }
-
-
-def _of_front(estimator: Any) -> TrainedOn:
-    """What an estimator of scikit-learn knows about its training."""
-    from sklearn.utils.validation import check_is_fitted
-
-    from ..sklearn._fronts import check_savable, natural_units, parts_of
-
-    check_is_fitted(estimator)
-    check_savable(estimator)
-    front, parts = estimator, parts_of(estimator)
-    estimator = parts.regressor
-    x = jax.ShapeDtypeStruct((parts.columns,), np.dtype(np.float64))
-    known = getattr(estimator, "target_names_", None)
-    if hasattr(estimator, "fit_"):
-        seen, (x_units, y_units) = estimator.fit_.trained_on, estimator._units
-        inputs = seen.inputs.in_units(x_units.shift, x_units.scale)
-        y_range = natural_units(front, y_units.natural(seen.y_range))
-        return TrainedOn(seen.names, x, inputs, y_range)
-    inputs = None
-    if hasattr(estimator, "moments_"):
-        moments = estimator.moments_.summary()
-        inputs = InputRange.of_moments(moments.mean_x, np.diag(moments.scatter_xx) / moments.weight)
-    d = np.size(estimator.intercept_)
-    names = checked_names(None if known is None else list(map(str, known)), d)
-    return TrainedOn(names, x, inputs, None)
-
-
-def _training_of_front(estimator: Any) -> dict[str, Any]:
-    from ..sklearn._fronts import parts_of
-
-    regressor = parts_of(estimator).regressor
-    return _training(regressor.fit_) if hasattr(regressor, "fit_") else {}
 
 
 def _plain(value: Any) -> Any:
@@ -297,18 +259,20 @@ def _check(model: Model) -> None:
     known = model.trained_on
     estimator: Any = model.estimator
     try:
-        if not callable(estimator) and not is_front(estimator):
+        front = model.front
+        if not callable(estimator) and front is None:
             raise TypeError(f"a {type(estimator).__name__} is not a function")
         if known is None:
             return
-        _check_trained_on(known, _seen_shapes(estimator, known.x))
         x = known.x
-        if is_front(estimator):
-            x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
+        _check_trained_on(known, x if front is None else front.check(x))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if is_front(estimator) and _has_no_form(estimator, x.shape, len(known.names)):
-                return
+            if front is not None:
+                if not front.has_form:
+                    _check_size(front, x.shape, len(known.names))
+                    return
+                x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
             # Linear models with complex matrices are saved without a problem.
             check_estimator(
                 "the estimator", as_function(estimator), x, len(known.names), may_be_complex=True
@@ -317,29 +281,11 @@ def _check(model: Model) -> None:
         raise BrokenTreeError(f"it is inconsistent: {error}") from error
 
 
-def _has_no_form(front: Any, shape: tuple[int, ...], d: int) -> bool:
-    """Whether it can be used in Python only; then it is tried there."""
-    from ..sklearn._fronts import without_form
-
-    if not without_form(front):
-        return False
+def _check_size(front: Front, shape: tuple[int, ...], d: int) -> None:
+    """Try what can be used in Python only."""
     found = np.size(front.predict(np.zeros((1, *shape))))
     if found != d:
         raise ValueError(f"it returns {found} numbers for {d} unknowns")
-    return True
-
-
-def _seen_shapes(estimator: Any, x: Any) -> Any:
-    """Shapes of what the range of training is about: what a regressor sees, within a pipeline."""
-    if not is_front(estimator):
-        return x
-    from ..sklearn._fronts import check_front, parts_of
-
-    check_front(estimator)
-    parts = parts_of(estimator)
-    if getattr(x, "shape", None) != (parts.columns,):
-        raise ValueError("the number of columns is not that of a measurement")
-    return jax.ShapeDtypeStruct((parts.regressor.n_features_in_,), x.dtype)
 
 
 def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.measurements import flatten, stack_elements
 from .._core.types import Measurement
 from .._numerics.small_matrices import cholesky, invert
 from .._numerics.sorting import sort
 from .._serialise.registry import register
 from ..nn._frozen import Affine
+from ..nn._measurements import flatten, stack_elements
 
 Kind = Literal["scalars", "vectors", "flat"]
 

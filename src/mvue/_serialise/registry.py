@@ -27,6 +27,8 @@ class Entry(NamedTuple):
     """Refuses an instance that was loaded and cannot be, with a ValueError."""
     renamed: Mapping[str, str] = {}
     """Names that fields had in older files, and those that they have now."""
+    defaults: Mapping[str, Any] = {}
+    """Of fields that older files may lack."""
 
     def take(self, value: Any) -> dict[str, Any]:
         """The fields of an instance."""
@@ -46,7 +48,7 @@ class Entry(NamedTuple):
         if issubclass(self.target, dict):
             return self.target(fields["items"])
         instance = object.__new__(self.target)
-        for name, value in fields.items():
+        for name, value in {**self.defaults, **fields}.items():
             object.__setattr__(instance, name, value)
         if self.check is not None:
             self.check(instance)
@@ -123,7 +125,9 @@ def register(
         raise ValueError(
             f"name {name!r} is that of another class or function, {known.target!r}: give name="
         )
-    entry = Entry(name, target, kept, fields is not None, check, renamed or {})
+    partial = fields is not None
+    defaults = {} if partial else _defaults_of(target)
+    entry = Entry(name, target, kept, partial, check, renamed or {}, defaults)
     _BY_NAME[name] = entry
     _BY_TARGET.setdefault(id(target), entry)
     return target
@@ -159,6 +163,13 @@ def _fields_of(target: Any, fields: Sequence[str] | None) -> tuple[str, ...] | N
         f"target must be an Equinox module, a dataclass, a named tuple, an enumeration or a "
         f"function, got the class {target.__name__}: say with fields= which attributes to save"
     )
+
+
+def _defaults_of(target: Any) -> dict[str, Any]:
+    if not inspect.isclass(target) or not dataclasses.is_dataclass(target):
+        return {}
+    fields = dataclasses.fields(target)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def _public_name(target: Any) -> str:

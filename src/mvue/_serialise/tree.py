@@ -211,7 +211,9 @@ class Decoder:
         if not inspect.isclass(entry.target):
             raise BrokenTreeError(f"{entry.name} is not a class")
         expected = {"value"} if entry.fields is None else set(entry.fields)
-        wrong = set(given) - expected if entry.partial else set(given) ^ expected
+        wrong = set(given) - expected
+        if not entry.partial:
+            wrong |= expected - set(given) - set(entry.defaults)
         if wrong:
             raise BrokenTreeError(
                 f"its {entry.name} has other fields than that of this version: "

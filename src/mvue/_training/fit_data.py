@@ -15,7 +15,6 @@ import numpy as np
 
 from .._core.checks import check_count, check_estimator
 from .._core.keys import key_for
-from .._core.measurements import flatten
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats, penalised_units
 from .._data.simulated import SimulatedData
@@ -28,6 +27,7 @@ from ..losses._loss import Loss, as_loss
 from ..losses._objectives import BiasConstrained, bce
 from ..nn._frozen import count_weights
 from ..nn._layers import perceptron
+from ..nn._measurements import flatten
 from ..nn._standardize import Standardized, scale_back, scaling
 from .batches import DataBatches
 from .input_range import trained_on_rows

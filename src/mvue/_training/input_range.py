@@ -16,9 +16,10 @@ import jax.random as jr
 import numpy as np
 
 from .._core.checks import checked_names
+from .._core.keys import key_for
 from .._core.problem import Problem
 from .._core.sampling import compiled_draw, finite_units
-from .._core.types import Key, Measurement
+from .._core.types import Measurement
 from .._serialise.registry import register
 
 DRAWS = 2**14
@@ -171,9 +172,16 @@ class TrainedOn:
     y_range: np.ndarray | None
     """The smallest and the largest y of training, (2, d)."""
 
+    def outside(self, x: Measurement) -> np.ndarray:
+        """Which of many measurements are far outside of those of training, (n,) booleans."""
+        if self.inputs is None:
+            return np.asarray(~np.isfinite(numbers_of(x, is_set=False)).all(axis=1))
+        return self.inputs.outside(numbers_of(x, is_set=self.inputs.is_set))
 
-def trained_on_problem(problem: Problem, key: Key) -> TrainedOn:
+
+def trained_on_problem(problem: Problem) -> TrainedOn:
     """From simulations of the problem that was trained on."""
+    key = key_for("save", jr.key(0))
     x, _ = problem.shapes()
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     draws = int(np.clip(LARGEST_TOTAL // size, FEWEST, DRAWS))

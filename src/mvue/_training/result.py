@@ -2,16 +2,18 @@
 
 import dataclasses
 import enum
+import functools
 from typing import Any
 
 import numpy as np
 
+from .._core.estimators import Carrier, MeasurementSpec
 from .._core.problem import Problem
-from .._core.types import Estimator
+from .._core.types import Estimator, Measurement
 from .._display.tables import labelled_html, labelled_text
 from .._recipe.survey import Survey
 from .._serialise.registry import register
-from .input_range import TrainedOn
+from .input_range import TrainedOn, trained_on_problem
 
 
 @register(name="mvue.Outcome")
@@ -50,12 +52,16 @@ class History(dict[str, list[float]]):
 
 
 @register(name="mvue.Fit")
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """A trained estimator and how it came about."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit(Carrier):
+    """A trained estimator and how it came about.
+
+    ``fit(x)`` estimates from one measurement or from a batch, ``fit.predict(x)`` from any number of
+    them in NumPy.
+    """
 
     estimator: Estimator
-    """A function of one measurement; batch it with `jax.vmap`."""
+    """A function of one measurement, with its arrays: an Equinox module."""
     outcome: Outcome
     """How training ended."""
     step: int
@@ -82,6 +88,32 @@ class Fit:
     """What was simulated, with the prior that was trained on; None for training on data."""
     trained_on: TrainedOn | None = None
     """What the data looked like; None for training on simulations."""
+
+    @property
+    def function(self) -> Estimator:
+        """The estimator."""
+        return self.estimator
+
+    @property
+    def _spec(self) -> MeasurementSpec | None:
+        return self._measurement
+
+    @functools.cached_property
+    def _measurement(self) -> MeasurementSpec | None:
+        if self.problem is not None:
+            return MeasurementSpec(self.problem.shapes()[0])
+        return None if self.trained_on is None else MeasurementSpec(self.trained_on.x)
+
+    @functools.cached_property
+    def range_trained_on(self) -> TrainedOn | None:
+        """What measurements looked like in training, by new simulations where there are no data."""
+        if self.problem is None:
+            return self.trained_on
+        return trained_on_problem(self.problem)
+
+    def _strange(self, piece: Measurement) -> np.ndarray:
+        known = self.range_trained_on
+        return super()._strange(piece) if known is None else known.outside(piece)
 
     def _headline(self) -> str:
         return (

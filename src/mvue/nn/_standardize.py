@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.keys import key_for
-from .._core.measurements import flatten
 from .._core.problem import Draw, Problem
 from .._core.sampling import pilot_draw
 from .._core.types import Key, Measurement
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from ._frozen import Affine
+from ._measurements import flatten
 
 PILOT_UNITS = 1024
 SINGLE, DOUBLE = 1e-6, 1e-12  # relative deviations that are rounding in these precisions

@@ -10,7 +10,7 @@ except ImportError as error:
     raise ImportError("mvue.sklearn needs scikit-learn: pip install 'mvue[sklearn]'") from error
 
 from .._linear.path import LinearBCEPath as LinearBCEPath
-from . import _fronts as _fronts  # registers what may stand in model files
+from . import _adapter as _adapter  # registers what may stand in model files
 from ._linear import LinearBCE as LinearBCE
 from ._linear import LinearBCECV as LinearBCECV
 from ._linear import linear_bce_path as linear_bce_path

@@ -9,10 +9,11 @@ from sklearn.base import BaseEstimator
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 
-from .._core.measurements import flatten
 from .._core.types import Estimator
 from .._linear.refit import LinearReadout
+from .._models.fronts import Seen
 from .._serialise.registry import entry_of, register
+from ..nn._measurements import flatten
 from ._base import LinearRegressor
 from ._network import BCERegressor
 from ._transformers import KNOWN, constant, known
@@ -159,16 +160,6 @@ def natural_units(front: Any, y: np.ndarray | None) -> np.ndarray | None:
     for part in parts_of(front).after if y is not None else ():
         y = part.inverse_transform(y)
     return y
-
-
-class Seen(NamedTuple):
-    """Rows as the regressor within a front gets them."""
-
-    x: np.ndarray
-    usable: np.ndarray
-    """Which of them it can take: those that are finite there."""
-    far: np.ndarray
-    """Which are far outside of what a transformer was fitted to."""
 
 
 def seen_by_regressor(front: Any, x: np.ndarray) -> Seen:

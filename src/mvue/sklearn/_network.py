@@ -5,7 +5,6 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple, Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -28,7 +27,6 @@ from ..nn._layers import perceptron
 from ..nn._standardize import DOUBLE, mean_and_deviation
 
 AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of them out
-PREDICTED_AT_ONCE = 1024
 VALIDATIONS = 100
 CURVE_POINTS = 25  # where nothing is decided by them
 
@@ -282,13 +280,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         x_units, y_units = self._units
         rows = x_units.standard(X.astype(np.float64)).astype(np.float32)
-        parts = []
-        for start in range(0, len(rows), PREDICTED_AT_ONCE):
-            part = rows[start : start + PREDICTED_AT_ONCE]
-            # Always of one size: one program, and no rounding that depends on the other rows.
-            padded = np.pad(part, [(0, PREDICTED_AT_ONCE - len(part)), (0, 0)])
-            parts.append(np.asarray(_estimates(self.fit_.estimator, padded))[: len(part)])
-        estimates = y_units.natural(np.concatenate(parts).astype(np.float64))
+        estimates = y_units.natural(self.fit_.predict(rows, warn=False).astype(np.float64))
         return estimates[:, 0] if self._y_is_vector else estimates
 
     @property
@@ -339,8 +331,3 @@ def _loss(bias_weight: float, penalty: Any, weight: np.ndarray | None) -> Loss:
     if bias_weight == 0:
         return emmse(weight=of_y)
     return bce(bias_weight, penalty=penalty, weight=of_y)
-
-
-@eqx.filter_jit
-def _estimates(estimator: Estimator, x: Any) -> Array:
-    return jax.vmap(lambda row: jnp.reshape(estimator(row), (-1,)))(x)

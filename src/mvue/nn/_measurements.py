@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._core.types import Measurement
 from .._serialise.registry import register
-from .types import Measurement
 
 
 @register(name="mvue.flatten")
