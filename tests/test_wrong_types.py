@@ -33,7 +33,7 @@ cases = [
     (lambda: mvue.bce("40"), TypeError, "bias_weight must be a number"),
     (lambda: mvue.bce(1.0, penalty="none"), ValueError, "penalty must be 'unbiased' or"),
     (lambda: losses.squared_bias(estimates, y, penalty="exact"), ValueError, "penalty must be"),
-    (lambda: mvue.assess(3.0, problem, key=key), TypeError, "callable, a Fit or a Model, got float"),
+    (lambda: mvue.assess(3.0, problem, key=key), TypeError, "a Fit or a Model, got float"),
     (lambda: mvue.assess(np.mean, problem, key=key, repeats=2.5), ValueError, "repeats must be"),
     (lambda: mvue.crb(3, 1.0), TypeError, "problem must be a Problem, got int"),
     (lambda: mvue.average(3.0, y), TypeError, "a Fit or a Model, got float"),

@@ -371,9 +371,13 @@ def vector_likelihood():
         (lambda: mvue.maximum_likelihood(RATE, init=lambda x: x["a"]), r"init\(x\) failed"),
         (lambda: mvue.maximum_likelihood(RATE, starts=0), "starts must be a whole number"),
         (lambda: mvue.maximum_likelihood(RATE, tolerance=0.0), "tolerance must be"),
-        (lambda: mvue.maximum_likelihood(RATE)(jnp.ones((3, 10))), r"got shape \(3, 10\): batch"),
+        (lambda: mvue.maximum_likelihood(RATE)(jnp.ones((3, 9))), r"\(n, 10\), got \(3, 9\)"),
+        (
+            lambda: mvue.maximum_likelihood(RATE).solve(jnp.ones((3, 10))),
+            r"batch of shape \(3, 10\)",
+        ),
         (lambda: mvue.maximum_likelihood(RATE)(jnp.ones(())), r"x must be one measurement"),
-        (lambda: mvue.maximum_likelihood(RATE)({"x": jnp.ones(10)}), r"one measurement, shape"),
+        (lambda: mvue.maximum_likelihood(RATE)({"x": jnp.ones(10)}), "arranged in another way"),
         (lambda: mvue.bootstrap_correct(jnp.var, NORMAL, key=jr.key(0)), "theta_of must say"),
         (lambda: mvue.bootstrap_correct(np.linalg.eigh, RATE, key=jr.key(0)), "written in JAX"),
         (

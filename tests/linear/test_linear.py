@@ -133,8 +133,12 @@ def test_estimator_is_a_function_of_one_measurement():
     np.testing.assert_allclose(estimator(jnp.asarray(x)), expected, rtol=1e-5)
     np.testing.assert_allclose(eqx.filter_jit(estimator)(jnp.asarray(x)), expected, rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(estimator)(jnp.asarray([x, x]))[1], expected, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"shape \(7,\), got shape \(2, 7\)"):
-        estimator(np.ones((2, 7)))
+    batch = np.stack([x, 2 * x])
+    assert estimator(batch).dtype == np.float64
+    np.testing.assert_allclose(estimator(batch)[1], 2 * expected)
+    np.testing.assert_allclose(jax.jit(lambda b: estimator(b))(batch)[1], 2 * expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"shape \(7,\) or a batch of shape \(n, 7\), got \(3,\)"):
+        estimator(np.zeros(3))
 
 
 @pytest.mark.parametrize("is_complex", [False, True])

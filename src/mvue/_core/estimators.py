@@ -131,7 +131,10 @@ def _described(tree: Any, free: int = 0, more: tuple[str, ...] = ()) -> str:
 def _array(leaf: Any) -> Any:
     if isinstance(leaf, (np.ndarray, jax.Array)):
         return leaf
-    return jnp.asarray(leaf) if is_traced(leaf) else np.asarray(leaf)
+    array = jnp.asarray(leaf) if is_traced(leaf) else np.asarray(leaf)
+    if array.dtype == object:
+        raise TypeError("not an array")
+    return array
 
 
 def _cast(values: Any, dtype: Any, xp: Any) -> Any:
