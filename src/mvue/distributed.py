@@ -91,8 +91,9 @@ def shutdown() -> None:
 class _Watch:
     """Tells the others that this process lives, and ends it when one of them does not.
 
-    The heartbeat of JAX ends them as surely and as soon, but by aborting, with a stack trace of C++:
-    nobody is told which process was lost, and no exit code says that the job can be started again.
+    The heartbeat of JAX ends them as surely and as soon, but by aborting with a stack trace of
+    C++: nobody is told which process was lost, and no exit code says that the job can be started
+    again.
     """
 
     def __init__(self, timeout: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple, Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
