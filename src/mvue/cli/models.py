@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .._core.checks import describe_shapes
 from .._core.problem import Problem
-from .._models.model import Model, is_front
+from .._models.model import Model
 from .._models.save import load
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
@@ -113,7 +113,7 @@ def predict(
                     continue
                 unlike = loaded.outside(x)
                 estimates = loaded.predict(x, warn=False).reshape(len(unlike), -1)
-                if not is_front(loaded.estimator):  # which may fill in what is missing
+                if loaded.front is None:  # which may fill in what is missing
                     estimates = np.where(_are_finite(x)[:, None], estimates, np.nan)
                 outside += int(unlike.sum())
                 writer.write(np.column_stack([estimates, unlike]) if flag else estimates)
