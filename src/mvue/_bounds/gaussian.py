@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from .._core.checks import check_count
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Theta
+from .._runtime.jit import forgetful_jit
 from ..exceptions import BoundError
 from .result import Information, Informations
 
@@ -108,7 +108,7 @@ def gaussian_informations(problem: Problem, layout: ThetaLayout, flat: np.ndarra
     return found
 
 
-@eqx.filter_jit
+@forgetful_jit
 def _informations(problem: Problem, layout: ThetaLayout, flat: Array) -> Array:
     def one(flat: Array) -> Array:
         assert problem.likelihood is not None

@@ -3,7 +3,6 @@
 import warnings
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from .._core.keys import fold_in_each
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout
 from .._core.types import Key
+from .._runtime.jit import forgetful_jit
 from .._runtime.progress import SILENT, Progress
 from ..exceptions import BoundError, IrregularModelError, UnreachedPrecisionWarning
 from .result import Informations
@@ -108,7 +108,7 @@ def _all_pieces(
     return total
 
 
-@eqx.filter_jit
+@forgetful_jit
 def _piece(
     problem: Problem,
     layout: ThetaLayout,

@@ -7,7 +7,6 @@ show it, because the contributions of two ends may cancel.
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,6 +18,7 @@ from .._core.priors import element_support, support_ends
 from .._core.problem import Problem, refusal
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
+from .._runtime.jit import forgetful_jit
 from ..exceptions import BoundError, IrregularModelError
 from .result import Informations
 
@@ -114,7 +114,7 @@ def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:
     return jnp.isneginf(jnp.reshape(problem.log_likelihood(theta, x), ()))
 
 
-@eqx.filter_jit
+@forgetful_jit
 def _counts(
     problem: Problem,
     layout: ThetaLayout,

@@ -6,7 +6,6 @@ density is known: simulated draws say where the bulk is, an adaptive rule does t
 answer counts only if the density has mass 1 and the score mean 0.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from .._core.priors import element_support, support_ends
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout
 from .._core.types import Key
+from .._runtime.jit import forgetful_jit
 from ..exceptions import BoundError, IrregularModelError
 from .quadrature import Totals, integrate, summed
 from .result import Informations
@@ -180,7 +180,7 @@ class _Density:
         return [*([known] if known is not None else []), *natural]  # type: ignore[list-item]
 
 
-@eqx.filter_jit
+@forgetful_jit
 def _pilot(problem: Problem, layout: ThetaLayout, flat: Array, key: Key, draws: int) -> Array:
     # One call of the generator for all keys: it is most of what there is to compile.
     keys = fold_in_each(key, jnp.arange(len(flat) * draws)).reshape(len(flat), draws)
@@ -188,7 +188,7 @@ def _pilot(problem: Problem, layout: ThetaLayout, flat: Array, key: Key, draws: 
     return jnp.asarray(simulate(keys, jax.vmap(layout.to_theta)(flat)))
 
 
-@eqx.filter_jit
+@forgetful_jit
 def _evaluated(problem: Problem, layout: ThetaLayout, flat: Array, x: Array) -> tuple[Array, Array]:
     def log_likelihood(flat: Array, x: Array) -> Array:
         assert problem.log_likelihood is not None

@@ -1,14 +1,11 @@
 """Draws from a problem: compiled, and judged before anything is trained on them."""
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._runtime.jit import jit
+from .._runtime.jit import forgetful_jit
 from ..exceptions import SimulatorError
 from .problem import Draw, Problem
 from .types import Key
@@ -49,12 +46,12 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
 def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     """`Problem.draw`, compiled."""
-    return _draw_program()(problem, key, n, m)
+    return _draw(problem, key, n, m)
 
 
-@functools.cache
-def _draw_program() -> Any:
-    return jit(Problem.draw, static_argnums=(0, 2, 3))
+@forgetful_jit
+def _draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
+    return problem.draw(key, n, m)
 
 
 def finite_units(draw: Draw) -> Array:
