@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import jax.random as jr
 import numpy as np
@@ -300,7 +301,8 @@ mvue._blackbox.simulate.simulate(
 
 def test_killed_work_is_resumed(tmp_path, reference):
     code = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    here = str(Path(__file__).parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
     with subprocess.Popen(code, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)
