@@ -118,6 +118,13 @@ class MeasurementSpec:
         return f"one measurement of {kind} {one} or a batch of {kind} {batch}"
 
 
+def _are_finite(x: Any) -> np.ndarray:
+    """Which of many measurements are finite in all of their numbers."""
+    leaves = jax.tree.leaves(x)
+    finite = [np.isfinite(leaf).all(axis=tuple(range(1, np.ndim(leaf)))) for leaf in leaves]
+    return np.logical_and.reduce(finite)
+
+
 def _described(tree: Any, free: int = 0, more: tuple[str, ...] = ()) -> str:
     """The shapes in a pytree, with letters for axes of any length."""
     parts = []
@@ -223,10 +230,7 @@ class Predictor(abc.ABC):
 
     def _strange(self, piece: Measurement) -> np.ndarray:
         """Which of some measurements the estimator is not made for, (n,) booleans."""
-        finite = [
-            np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(piece)
-        ]
-        return ~np.logical_and.reduce(finite)
+        return ~_are_finite(piece)
 
     @property
     def _warning(self) -> tuple[str, type[Warning]]:
@@ -234,11 +238,12 @@ class Predictor(abc.ABC):
         return "not finite", NonFiniteWarning
 
     def _predicted(self, piece: Measurement) -> np.ndarray:
-        """Estimates from a piece of measurements."""
+        """Estimates from a piece of measurements; NaN from those that are not finite."""
         # Always of one size: one program, and no rounding that depends on the other rows.
         count, full = len(jax.tree.leaves(piece)[0]), self._at_once(piece)
         padded = jax.tree.map(lambda leaf: _padded(leaf, full), piece)
-        return np.asarray(_compiled_batch(self.function, padded))[:count]
+        estimates = np.asarray(_compiled_batch(self.function, padded))[:count]
+        return np.where(_are_finite(piece)[:, None], estimates, np.nan)
 
     def _pieces(self, x: Measurement) -> Iterator[Any]:
         """Many measurements, checked, in pieces; one that is empty if there are none."""

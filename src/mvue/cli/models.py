@@ -113,8 +113,6 @@ def predict(
                     continue
                 unlike = loaded.outside(x)
                 estimates = loaded.predict(x, warn=False).reshape(len(unlike), -1)
-                if loaded.front is None:  # which may fill in what is missing
-                    estimates = np.where(_are_finite(x)[:, None], estimates, np.nan)
                 outside += int(unlike.sum())
                 writer.write(np.column_stack([estimates, unlike]) if flag else estimates)
     if outside:
@@ -192,14 +190,6 @@ def export(
         typer.echo(json.dumps({"path": str(out), "inputs": inputs, "difference": done.difference}))
     else:
         typer.echo(f"{out}: agrees with JAX to {done.difference:.1g} of the largest estimate")
-
-
-def _are_finite(x: Any) -> np.ndarray:
-    """Which of many measurements are finite in all of their numbers."""
-    import jax
-
-    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(x)]
-    return np.logical_and.reduce(finite)
 
 
 def _facts(model: Model) -> dict[str, Any]:
