@@ -16,7 +16,7 @@ estimates, y = np.zeros((3, 2, 1)), np.zeros((3, 1))
 cases = [
     (lambda: mvue.Problem(prior, 3.0), TypeError, "simulate must be callable, got float"),
     (lambda: mvue.Problem(prior, problem.simulate, names="y"), TypeError, "got the string 'y'"),
-    (lambda: mvue.fit(problem, 3.0, key=key), TypeError, "network must be callable, got float"),
+    (lambda: mvue.fit(problem, 3.0, key=key), TypeError, "network must be callable, a Fit"),
     (lambda: mvue.fit(problem, key=0), TypeError, "such as jax.random.key(0), got 0"),
     (lambda: mvue.assess(np.mean, problem, key=None), TypeError, "key must be a random key"),
     (lambda: mvue.export_onnx(3.0, "m.onnx"), TypeError, "estimator must be a Fit, a function"),
@@ -24,7 +24,7 @@ cases = [
     (lambda: mvue.fit(problem, key=key, batch_size=True), ValueError, "batch_size must be a whole"),
     (lambda: mvue.fit(problem, key=key, keep="worst"), ValueError, "keep must be 'average'"),
     (lambda: mvue.fit(problem, key=key, optimizer="adam"), TypeError, "must be an Optax optimizer"),
-    (lambda: mvue.fit(problem, key=key, loss="mse"), TypeError, "loss must be callable"),
+    (lambda: mvue.fit(problem, key=key, loss="mse"), TypeError, "loss must be a function"),
     (lambda: mvue.fit(problem, key=key, loss=losses.emmse_loss), TypeError, "as loss(estimates, d"),
     (lambda: mvue.assess({1: np.mean}, problem, key=key), TypeError, "must be named by strings"),
     (lambda: mvue.fit(problem.simulate, key=key), TypeError, "problem must be a Problem"),

@@ -36,6 +36,25 @@ def test_estimates_are_the_same_for_any_number_of_measurements(kind, tmp_path):
         np.testing.assert_allclose(found / scale, expected[:n] / scale, atol=1e-5)
 
 
+def test_a_fit_as_it_is(tmp_path):
+    fit = models.tiny_fit()
+    done = mvue.export_onnx(fit, tmp_path / "m.onnx")
+    assert done.inputs == {"x": (6,)}
+    x = 1.5 * models.numbers(20, 6)
+    (found,) = ort.InferenceSession(tmp_path / "m.onnx").run(["estimates"], {"x": x})
+    np.testing.assert_allclose(found, fit.predict(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_bare_network_needs_its_problem(tmp_path):
+    network = eqx.nn.Linear(2, 2, key=jr.key(0))
+    with pytest.raises(mvue.exceptions.ExportError, match="not known: give problem="):
+        mvue.export_onnx(network, tmp_path / "m.onnx")
+    mvue.export_onnx(network, tmp_path / "m.onnx", problem=models.line_problem())
+    x = models.numbers(3, 2)
+    (found,) = ort.InferenceSession(tmp_path / "m.onnx").run(["estimates"], {"x": x})
+    np.testing.assert_allclose(found, jax.vmap(network)(x), rtol=1e-5, atol=1e-5)
+
+
 def test_command(tmp_path):
     models.save_kind("linear", tmp_path / "m.mvue")
     out = tmp_path / "m.onnx"

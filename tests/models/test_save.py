@@ -88,6 +88,42 @@ def test_fronts_load_as_scikit_learn_estimators(tmp_path):
     clone(loaded)
 
 
+LOADS_ALONE = """
+import sys
+import numpy as np
+import mvue
+
+assert "mvue.sklearn" not in sys.modules
+model = mvue.load(sys.argv[1])
+print(model.kind, model.predict(np.ones((2, 3))).shape)
+"""
+
+
+def test_fronts_load_where_nobody_imported_them(tmp_path):
+    path = tmp_path / "model.mvue"
+    X, y = models.rows()
+    mvue.save(make_pipeline(StandardScaler(), LinearBCE(1.0)).fit(X, y), path)
+    command = [sys.executable, "-c", LOADS_ALONE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "StandardScaler → LinearBCE (2, 2)", done.stderr
+
+
+def test_fields_that_were_added_later_have_their_defaults():
+    @mvue.register(name="test.Grown")
+    class Grown(eqx.Module):
+        weight: jax.Array
+        factor: float = 2.0
+
+    encoder = Encoder()
+    node = encoder.node(Grown(jnp.ones(2), 3.0), "estimator")
+    assert Decoder(encoder.tensors).value(node).factor == 3.0
+    del node["fields"]["factor"]
+    assert Decoder(encoder.tensors).value(node).factor == 2.0
+    del node["fields"]["weight"]
+    with pytest.raises(ValueError, match="has other fields"):
+        Decoder(encoder.tensors).value(node)
+
+
 @pytest.mark.parametrize("name", models.pipelines())
 def test_pipelines_load_as_they_were(name, files):
     folder, every = files

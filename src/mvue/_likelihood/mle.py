@@ -86,6 +86,7 @@ class MaximumLikelihood(Predictor, eqx.Module):
                 f"x must be one measurement, got a batch of {describe_shapes(x)}: use "
                 "jax.vmap(estimator.solve)"
             )
+        self._check_size(x)
         still = jax.tree.map(jax.lax.stop_gradient, x)
         solver = BoxNewton(low=self.box.low, high=self.box.high, atol=self.tolerance)
 
@@ -121,6 +122,20 @@ class MaximumLikelihood(Predictor, eqx.Module):
             start=winner,
             at_bound=point.held.any(),
         )
+
+    def _check_size(self, x: Measurement) -> None:
+        """Refuse a set of another size than the problem's if its likelihood does."""
+        usual = self.measurement.x
+        if describe_shapes(x) == describe_shapes(usual):
+            return
+        u = jax.ShapeDtypeStruct((self.candidates.shape[-1],), jnp.result_type(float))
+        try:
+            jax.eval_shape(lambda u, x: self._loss(u, x), u, x)
+        except Exception as error:
+            raise ValueError(
+                f"x must be of {describe_shapes(usual)}, got {describe_shapes(x)}, and "
+                f"log_likelihood(theta, x) of this problem takes no other number of draws: {error}"
+            ) from error
 
     def _loss(self, u: Array, x: Measurement) -> Array:
         assert self.problem.log_likelihood is not None

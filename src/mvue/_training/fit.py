@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 
 from .._core.checks import check_count, check_estimator, describe_shapes
+from .._core.estimators import as_estimator
 from .._core.keys import key_for
 from .._core.problem import Draw, Problem
 from .._core.sampling import pilot_draw
@@ -126,6 +127,8 @@ def fit(
         _check_training_prior(problem, training_prior)
     _check_weight(problem, loss)
     x, y = problem.shapes()
+    network = None if network is None else as_estimator(network, "network")
+    baseline = None if baseline is None else as_estimator(baseline, "baseline")
     for name, function in (("network", network), ("baseline", baseline)):
         if function is not None:
             check_estimator(name, function, x, y.shape[0])

@@ -14,6 +14,7 @@ import jax.random as jr
 import numpy as np
 
 from .._core.checks import check_count, check_estimator
+from .._core.estimators import as_estimator
 from .._core.keys import key_for
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats, penalised_units
@@ -116,6 +117,7 @@ def fit_data(
     training, held_out = prepared.training, prepared.held_out
     if network is None:
         network = default_data_network(training, hidden, activation, key=network_key)
+    network = as_estimator(network, "network")
     x = jax.ShapeDtypeStruct(training.x.shape[1:], training.x.dtype)
     check_estimator("network", network, x, training.y.shape[1])
     lam = max(float(loss.bias_weight_at(progress)) for progress in np.linspace(0, 1, 11))
