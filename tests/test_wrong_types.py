@@ -40,6 +40,13 @@ cases = [
     (lambda: mvue.Average(3.0), TypeError, "a Fit or a Model, got float"),
     (lambda: mvue.average(np.sum, y, -1), ValueError, "axis must be a whole number"),
     (lambda: Running.of(y, nonfinite="drop"), ValueError, "nonfinite must be 'error' or"),
+    (lambda: mvue.fit(problem, key=key, recipe="fast"), TypeError, "recipe must be a mvue.Recipe"),
+    (lambda: mvue.Recipe.Survey(nodes=2.5), TypeError, "Survey.nodes must be a whole number"),
+    (lambda: mvue.Recipe.Survey(pilot=True), TypeError, "Recipe.Survey.pilot must be a whole"),
+    (lambda: mvue.Recipe.ErrorModel(lengths=3), TypeError, "lengths must be a tuple of numbers"),
+    (lambda: mvue.Recipe.Summaries(natural=1), TypeError, "natural must be True or False"),
+    (lambda: mvue.Recipe.Schedule(bias_weights=(1.0,)), TypeError, "must be two numbers"),
+    (lambda: mvue.Recipe(network={"width": 3}), TypeError, "must be Recipe.Network(...), got {"),
     (lambda: Running.of(y).merge(y), TypeError, "other must be a RunningAverage, got ndarray"),
 ]
 for call, kind, message in cases:

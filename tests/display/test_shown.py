@@ -68,7 +68,7 @@ def test_a_problem_in_a_notebook(line):
 def test_a_fit_in_a_notebook(line, key):
     fit = plain_fit(line, key=key, steps=2)
     cells = Cells(fit._repr_html_()).cells
-    assert cells[::2][:2] == ["loss", "network"]
+    assert cells[::2][:2] == ["loss", "batch"]
     assert all(cell in str(fit) for cell in cells)
     assert str(fit).splitlines()[0] in fit._repr_html_()
 

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 import mvue
-from helpers.hasty import hasty
 from mvue.cli.main import app
 from mvue.datasets import DatasetError
 from mvue.experiments.rssi.methods import simulated_table
@@ -19,7 +18,7 @@ def smoke(tmp_path_factory):
     """On data of the simulated room, wherever the measurements are."""
     folder = tmp_path_factory.mktemp("rssi")
     command = ["reproduce", "rssi", "--preset", "smoke", "--out", str(folder)]
-    with hasty(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
 
         def unreachable():
             raise DatasetError("no way there")

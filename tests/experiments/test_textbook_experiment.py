@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import mvue
 from helpers.contract import CONTRACT
-from helpers.hasty import hasty
 from mvue._training.result import History
 from mvue.cli.main import app
 from mvue.experiments.textbook import figures
@@ -34,8 +33,7 @@ LEARNED = ("emmse", "emmse_second", "bce", "bce_second")
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("textbook")
     command = ["reproduce", "textbook", "--preset", "smoke", "--out", str(folder)]
-    with hasty():
-        result = CliRunner().invoke(app, command)
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     return folder, json.loads((folder / "results.json").read_text()), result.output
 

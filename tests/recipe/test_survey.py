@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from helpers.hasty import hasty
+from helpers.hasty import HASTY_SURVEY
 from mvue._core.ranges import ranges_of
 from mvue._linear.refit import LinearReadout
 from mvue.problems import textbook
@@ -217,8 +217,7 @@ def test_training_prior_is_what_the_loss_asks_for(line, key):
     narrow = mvue.fit(line, network, mvue.emmse(), key=key, steps=5)
     assert narrow.survey is None
     assert "the prior" in narrow.settings["training"]
-    with hasty():
-        wide = mvue.fit(line, network, key=key, steps=5)
+    wide = mvue.fit(line, network, key=key, steps=5, recipe=HASTY_SURVEY)
     assert wide.survey is not None
     for found in wide.survey.ranges:
         assert found.training[0] < found.interest[0] < found.interest[1] < found.training[1]

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from helpers.hasty import hasty
+from helpers.hasty import HASTY
 from helpers.plain import plain_fit
 from mvue._training.batches import SimulatedBatches
 from mvue._training.control_variate import MOST, Control, ThetaFeatures
@@ -193,8 +193,8 @@ def test_a_baseline_is_corrected_and_stays_unbiased(key):
 
 def test_a_perfect_baseline_is_left_alone(key):
     problem = shrinking_problem()
-    with hasty():
-        fit = mvue.fit(problem, baseline=mean_of, key=key, steps=200, validations=3)
+    asked = {"steps": 200, "validations": 3, "recipe": HASTY}
+    fit = mvue.fit(problem, baseline=mean_of, key=key, **asked)
     report = mvue.assess(fit.estimator, problem, at=AT, repeats=20_000, key=key)["estimator"]
     assert (np.asarray(report.mse)[:, 0] * N < 1.06).all()
     assert (np.abs(np.asarray(report.bias)[:, 0]) * np.sqrt(N) < 0.05).all()

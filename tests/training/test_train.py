@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import mvue
-from helpers.hasty import hasty
+from helpers.hasty import HASTY
 from helpers.plain import plain_fit
 from mvue._training import loop as _loop
 
@@ -120,8 +120,7 @@ def test_key_decides_everything(line):
 )
 def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
     problem = mvue.Problem(dist.Uniform(100.0, 101.0), simulate, exchangeable=exchangeable)
-    with hasty():
-        fit = mvue.fit(problem, key=jr.key(0), steps=4)
+    fit = mvue.fit(problem, key=jr.key(0), steps=4, recipe=HASTY)
     x = jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(1), 1, 1).x)
     estimate = fit.estimator(x)
     assert estimate.shape == (1,)

@@ -1,6 +1,7 @@
 """Lines and tables as text and as HTML, and numbers to the digits that mean something."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -15,6 +16,7 @@ Rows = Sequence[Sequence[str]]
 """A header, then the rows of a table."""
 
 LEFT = ("estimator", "component", "parameter", "")  # headers of columns of words
+COLUMNS = 100  # of lines with labels
 ANY_WIDTH = 10_000  # a table that is cut loses numbers
 
 
@@ -45,12 +47,13 @@ def text_of(*parts: str | Rows) -> str:
 
 
 def labelled_text(headline: str, rows: Rows) -> str:
-    """A line, and below it labels with text of one or more lines each."""
+    """A line, and below it labels with text of one or more lines each, broken where too long."""
     width = max((len(label) for label, _ in rows), default=0)
+    wrapper = textwrap.TextWrapper(COLUMNS - width - 4, break_long_words=False)
     lines = [
         f"  {'' if i else label:<{width}}  {line}"
         for label, text in rows
-        for i, line in enumerate(text.splitlines())
+        for i, line in enumerate(part for line in text.splitlines() for part in wrapper.wrap(line))
     ]
     return "\n".join([headline, *lines])
 

@@ -10,6 +10,7 @@ baseline is nearly the answer.
 import dataclasses
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,19 +25,10 @@ from .._runtime.jit import jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
+from .settings import BaselineSettings
 from .survey import Survey, unit_scale
 
-RANDOM_FEATURES = 200
-UNITS, REPLICATES = 512, 16  # of each piece
-PIECES = 32
-LARGEST_TOTAL = 2**26  # numbers held of all pieces
-PLUG_IN_UNITS = 4 * UNITS
-BIAS_WEIGHT = 20.0
-RIDGE = 1e-4
-LINEAR_RIDGE = 1e-5
-LARGEST_INPUT = 5.0  # standard deviations up to which inputs are as they are
-FARTHEST = 1e12  # beyond these; larger numbers may be infinite
-FEWEST_DRAWS = 8  # that may carry the fourth moment of a statistic
+FARTHEST = 1e12  # standard deviations; larger numbers may be infinite
 
 
 @register(name="mvue.PlugIn")
@@ -54,6 +46,8 @@ class PlugIn(Frozen):
     """Equally spaced values in that scale, for each component."""
     table: Float[Array, "d t"]
     """The y that belong to them."""
+    largest_input: float = eqx.field(static=True, default=BaselineSettings.largest_input)
+    """Standard deviations up to which inputs are as they are."""
 
     def __call__(self, statistics: Float[Array, " p"]) -> tuple[Array, Array, Array]:
         """The estimate, the logarithm of its standard deviation, and both as network inputs."""
@@ -70,8 +64,8 @@ class PlugIn(Frozen):
         """Standardised statistics, for networks: what is far out is brought closer."""
         standard = _scaled(self.scaling, statistics)
         size = jnp.abs(standard)
-        beyond = jnp.clip(size - LARGEST_INPUT, 0.0, FARTHEST)
-        return jnp.sign(standard) * (jnp.minimum(size, LARGEST_INPUT) + jnp.log1p(beyond))
+        beyond = jnp.clip(size - self.largest_input, 0.0, FARTHEST)
+        return jnp.sign(standard) * (jnp.minimum(size, self.largest_input) + jnp.log1p(beyond))
 
     def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
         """Standardised statistics, random features of them, and a constant."""
@@ -128,20 +122,26 @@ def fit_baseline(
     problem: Problem, survey: Survey, *, only_plug_in: bool = False, key: Key
 ) -> tuple[PlugIn, Baseline | None]:
     """Both steps, or the first, from simulations of the problem to be trained on."""
+    settings, table = survey.recipe.baseline, survey.recipe.survey.table
     simulate_key, hidden_key = jr.split(key)
-    few = max(1, PLUG_IN_UNITS // UNITS)
-    pieces = _simulated(problem, survey, simulate_key, few if only_plug_in else PIECES)
+    few = max(1, settings.plug_in_units // settings.units)
+    count = few if only_plug_in else settings.pieces
+    pieces = _simulated(problem, survey, simulate_key, count)
     first = _Piece(*(np.concatenate(part) for part in zip(*pieces[:few], strict=True)))
-    plug_in = _fit_plug_in(first, hidden_key)
-    return plug_in, None if only_plug_in else _fit_linear(pieces, plug_in, _scaling(first.natural))
+    plug_in = _fit_plug_in(first, hidden_key, table, settings)
+    if only_plug_in:
+        return plug_in, None
+    scaling = _scaling(first.natural, settings.fewest_draws)
+    return plug_in, _fit_linear(pieces, plug_in, scaling, settings)
 
 
 def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
     """At most `count` pieces of simulations, as many as memory allows."""
+    settings = survey.recipe.baseline
 
     @jit
     def simulate(key: Key) -> tuple[Array, ...]:
-        draw = problem.draw(key, UNITS, REPLICATES)
+        draw = problem.draw(key, settings.units, settings.repeats)
         inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
         natural = jax.vmap(jax.vmap(survey.statistics.natural))(draw.x)
         finite = finite_units(draw)
@@ -155,40 +155,44 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_
         pieces.append(_Piece(*(part[finite] for part in parts)))
         if len(pieces) == 1:
             numbers = sum(part.size for part in parts)
-            count = int(np.clip(LARGEST_TOTAL // numbers, 2, count))
+            count = int(np.clip(settings.largest_total // numbers, 2, count))
     return pieces
 
 
-def _fit_plug_in(piece: _Piece, key: Key) -> PlugIn:
+def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSettings) -> PlugIn:
     """Least squares for y in the scale of its standard deviation, and for that deviation."""
     inputs, y, log_sd = (p.astype(np.float64) for p in (piece.inputs, piece.y, piece.log_sd))
     d, size = y.shape[1], inputs.shape[2]
-    pairs = [unit_scale(y[:, j], log_sd[:, j]) for j in range(d)]
+    pairs = [unit_scale(y[:, j], log_sd[:, j], table_size) for j in range(d)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
     hidden, offsets = jr.split(key)
+    shape = size, settings.random_features
     empty = jnp.zeros((0, d))
     plug_in = PlugIn(
-        scaling=_scaling(inputs),
-        hidden=1.5 * jr.normal(hidden, (size, RANDOM_FEATURES)) / np.sqrt(size),
-        offsets=jr.normal(offsets, (RANDOM_FEATURES,)),
+        scaling=_scaling(inputs, settings.fewest_draws),
+        hidden=settings.feature_scale * jr.normal(hidden, shape) / np.sqrt(size),
+        offsets=jr.normal(offsets, shape[1:]),
         readout=empty,
         log_sd_readout=empty,
         log_sd_range=_array(np.stack([log_sd.min(axis=0) - 1, log_sd.max(axis=0) + 1])),
         scale=_array(scale),
         table=_array(table),
+        largest_input=settings.largest_input,
     )
     rows = jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
     rows = np.asarray(rows, np.float64)
     both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
-    gram = rows.T @ rows / len(rows) + RIDGE * np.eye(rows.shape[1])
+    gram = rows.T @ rows / len(rows) + settings.ridge * np.eye(rows.shape[1])
     solution = np.linalg.solve(gram, rows.T @ both / len(rows))
     return dataclasses.replace(
         plug_in, readout=_array(solution[:, :d]), log_sd_readout=_array(solution[:, d:])
     )
 
 
-def _fit_linear(pieces: list[_Piece], plug_in: PlugIn, scaling: Affine) -> Baseline:
+def _fit_linear(
+    pieces: list[_Piece], plug_in: PlugIn, scaling: Affine, settings: BaselineSettings
+) -> Baseline:
     """A weighted linear bias constrained estimator."""
     unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
@@ -208,7 +212,7 @@ def _fit_linear(pieces: list[_Piece], plug_in: PlugIn, scaling: Affine) -> Basel
         for j, moments in enumerate(total):
             scale = inverse_sd[:, j]
             moments.add(rows[finite, :, j] * scale[:, None, None], piece.y[finite, j] * scale)
-    solutions = [moments.solve(BIAS_WEIGHT) for moments in total]
+    solutions = [moments.solve(settings.bias_weight, settings.linear_ridge) for moments in total]
     return Baseline(scaling, _array(np.stack(solutions)))
 
 
@@ -228,11 +232,11 @@ class _Moments:
         self.cross += mean.T @ target
         self.units += units
 
-    def solve(self, bias_weight: float) -> np.ndarray:
+    def solve(self, bias_weight: float, ridge: float) -> np.ndarray:
         """The coefficients of least squared error and bias."""
         # In the noise, too: the ridge is no signal.
-        ridge = LINEAR_RIDGE * np.diag(np.diag(self.total))
-        spectrum = noise_spectrum(self.total + ridge, self.within + ridge, self.cross[None])
+        added = ridge * np.diag(np.diag(self.total))
+        spectrum = noise_spectrum(self.total + added, self.within + added, self.cross[None])
         return spectrum.coefficients(bias_weight)[0]
 
 
@@ -249,18 +253,19 @@ def _scaled(scaling: Affine, statistics: Float[Array, " p"]) -> Float[Array, " p
     return jnp.where(scaling.matrix == 0, 0.0, scaling(statistics))
 
 
-def _scaling(statistics: np.ndarray) -> Affine:
+def _scaling(statistics: np.ndarray, fewest_draws: int) -> Affine:
     """To mean 0 and deviation 1, (N, M, p) to p; to zero what does not vary, or too wildly.
 
     A statistic whose fourth moment a handful of the draws carry, such as the mean of data without
     one, has no scale to go by: the next such draw is larger than all before.
     """
-    values = statistics.reshape(-1, statistics.shape[2]).astype(np.float64)
+    n, m, size = statistics.shape
+    values = statistics.reshape(n * m, size).astype(np.float64)
     mean, deviation = mean_and_deviation(values)
     varies = deviation > 0
     deviation = np.where(varies, deviation, 1.0)
     kurtosis = np.mean(((values - mean) / deviation) ** 4, axis=0)
-    useful = varies & (kurtosis < len(values) / FEWEST_DRAWS)
+    useful = varies & (kurtosis < len(values) / fewest_draws)
     return Affine(_array(np.where(useful, mean, 0.0)), _array(np.where(useful, 1 / deviation, 0.0)))
 
 

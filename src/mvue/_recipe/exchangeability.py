@@ -6,25 +6,47 @@ is. Differences add up over elements and draws; what cannot be seen in thousands
 to nothing of the unknown.
 """
 
+import dataclasses
 import math
 
 import jax
 import numpy as np
 
-from .._core.problem import Draw
+from .._core.problem import Draw, Problem
+from .._core.sampling import pilot_draw
 from .._core.theta import theta_rows
-from .._core.types import Measurement
+from .._core.types import Key, Measurement
+from .settings import ExchangeabilitySettings, Recipe
 
-LARGEST_SET = 1024  # numbers of sets that are looked at
-LARGEST_ELEMENT = 8  # numbers of one element
-UNKNOWNS = 4  # coordinates of theta with which differences may change
-COMPANIONS = 64  # other numbers of the measurement with which elements may go together
-OPERATIONS = 2**32  # of all products of pairs
-FEWEST_DRAWS = 512
-TAIL = 20.0  # minus the logarithm of the probability of an error
+FEW_DIRECTIONS = 4  # of theta; so many times more are looked at in so many times fewer draws
 
 
-def sets_in(draw: Draw) -> list[tuple[int, ...]]:
+def exchangeable_sets(
+    problem: Problem, pilot: Draw, settings: ExchangeabilitySettings
+) -> list[tuple[int, ...]]:
+    """Leaves of x that are sets, as the problem says; if it leaves that open, as draws show."""
+    if problem.exchangeable is None:
+        return sets_in(pilot, settings)
+    return [tuple(range(len(jax.tree.leaves(pilot.x))))] if problem.exchangeable else []
+
+
+def is_exchangeable(problem: Problem, sets: list[tuple[int, ...]]) -> bool:
+    """Whether one leading axis of all of x indexes the elements of a set."""
+    x, _ = problem.shapes()
+    leaves = jax.tree.leaves(x)
+    return len(sets) == 1 and len(sets[0]) == len(leaves) and all(leaf.ndim for leaf in leaves)
+
+
+def settled(problem: Problem, key: Key, recipe: Recipe) -> Problem:
+    """The problem with `exchangeable` decided: by simulations, if it leaves that open."""
+    if problem.exchangeable is not None:
+        return problem
+    pilot = pilot_draw(problem, key, recipe.survey.pilot, recipe.survey.pilot_repeats)
+    sets = exchangeable_sets(problem, pilot, recipe.exchangeability)
+    return dataclasses.replace(problem, exchangeable=is_exchangeable(problem, sets))
+
+
+def sets_in(draw: Draw, settings: ExchangeabilitySettings) -> list[tuple[int, ...]]:
     """Leaves of x that are sets, each by itself or several row by row: groups of their numbers.
 
     Leaves that are not mentioned have an order. A measurement of one number is a set of one.
@@ -32,18 +54,19 @@ def sets_in(draw: Draw) -> list[tuple[int, ...]]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
     if len(leaves) == 1 and leaves[0][0, 0].size == 1:
         return [(0,)]
-    theta = theta_rows(draw.theta)
-    theta = _ranks(np.repeat(theta[:, :UNKNOWNS], leaves[0].shape[1], axis=0))
+    theta = _mixed(theta_rows(draw.theta), settings.coordinates)
+    theta = _ranks(np.repeat(theta, leaves[0].shape[1], axis=0))
 
     def is_set(group: tuple[int, ...]) -> bool:
         size = sum(leaves[i][0, 0].size * (1 + np.iscomplexobj(leaves[i])) for i in group)
         n = _length(leaves[group[0]])
-        if n < 2 or size > min(LARGEST_SET, n * LARGEST_ELEMENT):
+        if n < 2 or size > min(settings.largest_set, n * settings.largest_element):
             return False
         rows = np.concatenate([_numbers(leaves[i]).reshape(len(theta), n, -1) for i in group], 2)
-        others = [_numbers(leaf, COMPANIONS) for i, leaf in enumerate(leaves) if i not in group]
-        beside = np.concatenate([*others, np.zeros((len(rows), 0))], axis=1)[:, :COMPANIONS]
-        return _order_is_noise(rows, theta, _ranks(beside))
+        most = settings.companions
+        others = [_numbers(leaf, most) for i, leaf in enumerate(leaves) if i not in group]
+        beside = np.concatenate([*others, np.zeros((len(rows), 0))], axis=1)[:, :most]
+        return _order_is_noise(rows, theta, _ranks(beside), settings)
 
     alone = [(i,) for i in range(len(leaves)) if is_set((i,))]
     left = [i for i in range(len(leaves)) if (i,) not in alone]
@@ -60,26 +83,39 @@ def describe_sets(x: Measurement, sets: list[tuple[int, ...]]) -> str:
     return f"{'; '.join(names)} seen as {what}: simulations show no order"
 
 
-def _order_is_noise(rows: np.ndarray, theta: np.ndarray, beside: np.ndarray) -> bool:
+def _order_is_noise(
+    rows: np.ndarray, theta: np.ndarray, beside: np.ndarray, settings: ExchangeabilitySettings
+) -> bool:
     """Whether no order is to be seen in rows (R, n, q)."""
     n, q = rows.shape[1:]
-    few = max(FEWEST_DRAWS, OPERATIONS // (2 * n * q) ** 2)
-    rows, theta, beside = rows[:few], theta[:few], beside[:few]
+    along = _ranks(_mixed(theta, settings.directions))
+    work = (2 * n * q) ** 2 * max(1, along.shape[1] // FEW_DIRECTIONS)
+    few = max(settings.fewest_draws, settings.operations // work)
+    rows, theta, along, beside = rows[:few], theta[:few], along[:few], beside[:few]
     place = _ranks_within(rows)
     outwards = np.abs(place) - np.mean(np.abs(place), axis=1, keepdims=True)
     seen = [part[:, :, j] for part in (place, outwards) for j in range(q)]
     one = np.ones((len(rows), 1))
     beside = np.concatenate([beside, 1.5 * beside**2 - 0.5], axis=1)
-    together = [beside * t[:, None] for t in theta.T]
+    together = [beside * t[:, None] for t in along.T]
     changing = np.concatenate([one, theta, 1.5 * theta**2 - 0.5, beside, *together], axis=1)
-    if any(_too_large(*_element_scores(part, changing)) for part in seen):
+    if any(_too_large(*_element_scores(part, changing), settings.tail) for part in seen):
         return False
     pairs = [(a, b) for i, a in enumerate(seen) for b in seen[i:]]
     return not any(
-        _too_large(_pair_scores(a, b, along), n * (n - 1), 4.0)
+        _too_large(_pair_scores(a, b, t), n * (n - 1), settings.tail, 4.0)
         for a, b in pairs
-        for along in np.concatenate([one, theta], axis=1).T
+        for t in np.concatenate([one, along], axis=1).T
     )
+
+
+def _mixed(theta: np.ndarray, most: int) -> np.ndarray:
+    """Coordinates of theta (R, p) or, of more than so many, random mixtures that have all alike."""
+    p = theta.shape[1]
+    if p <= most:
+        return theta
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (p, most))
+    return _ranks(theta) @ signs
 
 
 def _element_scores(part: np.ndarray, changing: np.ndarray) -> tuple[np.ndarray, int]:
@@ -105,12 +141,12 @@ def _scores(total: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return np.where(variance > tiny, total**2 / np.maximum(variance, tiny + 1e-300), 0.0)
 
 
-def _too_large(scores: np.ndarray | float, count: int, inflation: float = 1.0) -> bool:
+def _too_large(scores: np.ndarray | float, count: int, tail: float, inflation: float = 1.0) -> bool:
     """Whether sums of squares of so many standard scores are no chance.
 
     Inflation allows for scores that depend on each other.
     """
-    chance = 2 * math.sqrt(inflation * count * TAIL) + 2 * inflation * TAIL
+    chance = 2 * math.sqrt(inflation * count * tail) + 2 * inflation * tail
     return bool(np.any(scores > count + chance))
 
 

@@ -17,9 +17,6 @@ from .baseline import Baseline, PlugIn, fit_baseline
 from .summaries import Parts, Statistics
 from .survey import Survey
 
-WIDTH = 64
-INNER_WIDTH, INNER_OUT = 16, 8
-
 
 class ToCorrect(NamedTuple):
     """What the first stage of `Corrected` makes: what the network sees, and what it corrects."""
@@ -75,7 +72,7 @@ def default_network(
 
     Args:
         problem: what to train on.
-        survey: of the problem, which tells the expected size of errors.
+        survey: of the problem, which tells the expected size of errors, and its recipe.
         correction: leave the baseline out, for the correction of another one.
         key: for simulations and for the initial weights.
     """
@@ -84,10 +81,11 @@ def default_network(
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None
-    statistics = survey.statistics
+    statistics, sizes = survey.statistics, survey.recipe.network
     if isinstance(statistics, Statistics) and statistics.kind == "vectors":
         elements = jax.eval_shape(statistics.elements, x).shape[1]
-        inner = eqx.nn.MLP(elements, INNER_OUT, INNER_WIDTH, 1, jax.nn.gelu, key=inner_key)
-        size += INNER_OUT
-    network = eqx.nn.MLP(size, d, WIDTH, 2, jax.nn.gelu, key=network_key)
+        shape = elements, sizes.inner_out, sizes.inner_width, sizes.inner_depth
+        inner = eqx.nn.MLP(*shape, jax.nn.gelu, key=inner_key)
+        size += sizes.inner_out
+    network = eqx.nn.MLP(size, d, sizes.width, sizes.depth, jax.nn.gelu, key=network_key)
     return Corrected(statistics, plug_in, baseline, inner, nearly_zero(network))

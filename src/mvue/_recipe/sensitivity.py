@@ -1,7 +1,7 @@
 """How well theta can be told from the data, measured on simulations around given values."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,9 @@ from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key
 from .._runtime.jit import jit
+from .settings import Recipe
 from .summaries import Parts, Statistics
 
-REACH = 2.5  # standard deviations by which training goes beyond the range of interest
-STEP = 0.5  # standard deviations between looks on the way out
-NODES = 11  # values of each coordinate inside the range of interest
-BETWEEN = 16  # values between two of these for distances
-MOST_LOOKS = 4
-GOES_ON = 1.5  # factor between deviations on both sides of zero and above it; at an end 2 or more
-SAME = 2.0  # factor between deviations that count as the same
-CONTEXTS = 3  # values of the other coordinates for each
-POINTS = 256  # at which the size of errors is measured
-SIMULATIONS = 512  # at each value of theta
-FEWEST_SIMULATIONS = 96
-LEAST_SHOWN = 0.1  # share of the information seen that is not put down to chance
-BUDGET = 2**28  # simulated numbers of a whole survey
 CHUNK = 32  # values of theta in one call
 
 
@@ -40,25 +28,44 @@ class Line:
     sd: np.ndarray
 
 
+class Inside(NamedTuple):
+    """What was found within the range of interest."""
+
+    lines: list[Line]
+    """One for each coordinate."""
+    ends: np.ndarray
+    """The first and the last values of the lines, (2, p)."""
+    typical: np.ndarray
+    """How far apart to look from where slopes are taken, (p,)."""
+
+
 class Look:
     """Standard deviations of theta from simulations around given values."""
 
     def __init__(
-        self, problem: Problem, ranges: Ranges, statistics: Statistics | Parts, key: Key
+        self,
+        problem: Problem,
+        ranges: Ranges,
+        statistics: Statistics | Parts,
+        key: Key,
+        recipe: Recipe,
     ) -> None:
+        self.recipe = recipe
+        s, model = recipe.survey, recipe.error_model
         self.problem, self.ranges, self.statistics = problem, ranges, statistics
         self.key, self.calls = key, 0
         self.p = p = len(ranges.low)
         x, _ = problem.shapes()
         numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x)) * (2 * p + 1)
         # Large simulators are looked at from fewer points, each with fewer simulations.
-        points = 2 * p * CONTEXTS * (NODES + REACH / STEP) + POINTS
-        share = BUDGET / (numbers * points * SIMULATIONS)
-        self.simulations = int(np.clip(SIMULATIONS * share, FEWEST_SIMULATIONS, SIMULATIONS))
-        thin = np.clip(share * SIMULATIONS / FEWEST_SIMULATIONS, 0.0, 1.0) ** 0.5
-        self.contexts = max(1, round(CONTEXTS * thin))
-        self.nodes = max(5, round(NODES * thin))
-        self.points = max(64, round(POINTS * thin))
+        points = 2 * p * s.contexts * (s.nodes + s.reach / s.step) + model.points
+        share = s.budget / (numbers * points * s.simulations)
+        fewest = min(s.fewest_simulations, s.simulations)
+        self.simulations = int(np.clip(s.simulations * share, fewest, s.simulations))
+        thin = np.clip(share * s.simulations / fewest, 0.0, 1.0) ** 0.5
+        self.contexts = max(1, round(s.contexts * thin))
+        self.nodes = max(min(s.fewest_nodes, s.nodes), round(s.nodes * thin))
+        self.points = max(min(model.fewest_points, model.points), round(model.points * thin))
         self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
         self._information = jit(jax.vmap(self._information_at, in_axes=(0, 0, 0, 0)))
 
@@ -97,7 +104,7 @@ class Look:
         # more than they do.
         chance = jnp.trace(solved[:, p:]) * 2 / self.simulations / (up - down) ** 2
         shown = jnp.diagonal(information)
-        kept = jnp.sqrt(jnp.clip(1 - chance / shown, LEAST_SHOWN, 1.0))
+        kept = jnp.sqrt(jnp.clip(1 - chance / shown, self.recipe.survey.least_shown, 1.0))
         information = information * kept[:, None] * kept[None, :]
         noisy = ((jnp.std(centred[0], axis=0) * deviation) > 1e-7 * jnp.abs(mean[0])).any()
         return information, (share > 1 - 2 * NONFINITE_LIMIT).all() & noisy
@@ -130,12 +137,14 @@ class Look:
         unit = diagonal[:, :, None] * diagonal[:, None, :]
         return np.linalg.inv(matrix / unit + 1e-3 * np.eye(self.p)) / unit, trusted
 
-    def _along(self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray) -> Any:
+    def _along(
+        self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray, typical: np.ndarray
+    ) -> Any:
         """Deviations (p, G) at values (p, G) of each coordinate, the others from the prior."""
         p, count = values.shape
         theta = self.rng.choice(self.ranges.draws, (p, count, self.contexts))
         theta = np.clip(theta, ends[0], ends[1])
-        steps = np.broadcast_to(self._typical, theta.shape).copy()
+        steps = np.broadcast_to(typical, theta.shape).copy()
         for k in range(p):
             theta[k, :, :, k], steps[k, :, :, k] = values[k, :, None], reach[k, :, None]
         flat = theta.reshape(-1, p)
@@ -148,31 +157,34 @@ class Look:
             middle = np.exp(np.median(np.log(own), axis=2))
         return middle, good.all(axis=2), theta
 
-    def inside(self) -> list[Line]:
+    def inside(self) -> Inside:
         """Standard deviations within the range of interest."""
         r = self.ranges
         ends = np.stack([r.low, r.high])
-        self._typical = (ends[1] - ends[0]) / 8
-        _, good, _ = self._along(ends.T, np.stack([self._typical] * 2, axis=1), ends)
+        typical = (ends[1] - ends[0]) / 8
+        _, good, _ = self._along(ends.T, np.stack([typical] * 2, axis=1), ends, typical)
         inner = np.stack([r.quantile(OPEN_EDGE), r.quantile(1 - OPEN_EDGE)])
         ends = np.where(good.T, ends, inner)
         values = np.linspace(ends[0], ends[1], self.nodes, axis=1)
-        reach = np.broadcast_to(self._typical[:, None], values.shape)
-        sd, good, _ = self._along(values, reach, ends)
+        reach = np.broadcast_to(typical[:, None], values.shape)
+        sd, good, _ = self._along(values, reach, ends, typical)
         lines = [Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
         if any(len(line.values) < 2 for line in lines):
-            lines = [Line(ends[:, k], np.full(2, self._typical[k])) for k in range(self.p)]
+            lines = [Line(ends[:, k], np.full(2, typical[k])) for k in range(self.p)]
         else:
-            for _ in range(MOST_LOOKS):
-                before, lines = lines, self._again(lines, ends)
-                if all(_alike(*pair) for pair in zip(before, lines, strict=True)):
+            same = self.recipe.survey.same
+            for _ in range(self.recipe.survey.most_looks):
+                before, (lines, typical) = lines, self._again(lines, ends)
+                if all(_alike(*pair, same) for pair in zip(before, lines, strict=True)):
                     break
-        self.ends = np.stack([[line.values[i] for line in lines] for i in (0, -1)])
-        return lines
+        return Inside(
+            lines, np.stack([[line.values[i] for line in lines] for i in (0, -1)]), typical
+        )
 
-    def _again(self, lines: list[Line], ends: np.ndarray) -> list[Line]:
+    def _again(self, lines: list[Line], ends: np.ndarray) -> tuple[list[Line], np.ndarray]:
         """The same at values spread evenly in standard deviations, with steps of that size."""
-        lines = [refined(line) for line in lines]
+        step = self.recipe.survey.step
+        lines = [refined(line, self.recipe.survey.between) for line in lines]
         values = np.stack([np.interp(*even(line, self.nodes)) for line in lines])
         local = np.stack(
             [
@@ -181,32 +193,33 @@ class Look:
             ]
         )
         quarter = (ends[1] - ends[0]) / 4
-        self._typical = np.minimum(STEP * np.median(local, axis=1), quarter)
-        reach = np.minimum(STEP * local, quarter[:, None])
-        sd, good, _ = self._along(values, reach, ends)
-        return [
+        typical = np.minimum(step * np.median(local, axis=1), quarter)
+        reach = np.minimum(step * local, quarter[:, None])
+        sd, good, _ = self._along(values, reach, ends, typical)
+        found = [
             Line(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
             for k in range(self.p)
         ]
+        return found, typical
 
-    def outside(self, inside: list[Line]) -> tuple[list[Line], list[Line]]:
+    def outside(self, inside: Inside) -> tuple[list[Line], list[Line]]:
         """Standard deviations on the way out of the range of interest, below and above."""
-        p, r = self.p, self.ranges
-        here = self.ends.copy()
-        sd = np.stack([[line.sd[i] for line in inside] for i in (0, -1)])
-        positive = r.positive & ~self._passes_zero(sd[0])
-        step = np.full((2, p), STEP)
-        left = np.full((2, p), REACH)
+        p, r, s = self.p, self.ranges, self.recipe.survey
+        here = inside.ends.copy()
+        sd = np.stack([[line.sd[i] for line in inside.lines] for i in (0, -1)])
+        positive = r.positive & ~self._passes_zero(sd[0], inside)
+        step = np.full((2, p), s.step)
+        left = np.full((2, p), s.reach)
         found: list[list[list[tuple[float, float]]]] = [[[] for _ in range(p)] for _ in range(2)]
         sign = np.array([[-1.0], [1.0]])
-        for _ in range(2 * round(REACH / STEP)):
+        for _ in range(2 * round(s.reach / s.step)):
             if (left <= 0).all():
                 break
             relative = np.minimum(step * sd / np.maximum(np.abs(here), 1e-30), 1.0)
             there = np.where(positive, here * np.exp(sign * relative), here + sign * step * sd)
             if r.whole:
                 there = np.where(sign < 0, np.floor(there), np.ceil(there))
-            values, good, theta = self._along(there.T, (STEP * sd).T, self.ends)
+            values, good, theta = self._along(there.T, (s.step * sd).T, inside.ends, inside.typical)
             for side, k in np.ndindex(2, p):
                 if left[side, k] <= 0:
                     continue
@@ -217,7 +230,7 @@ class Look:
                 if not (good[k, side] and is_defined(self.problem, thetas)):
                     # The end of where the simulator is defined: come closer in smaller steps.
                     step[side, k] /= 2
-                    left[side, k] = 0.0 if step[side, k] < STEP / 8 else left[side, k]
+                    left[side, k] = 0.0 if step[side, k] < s.step / 8 else left[side, k]
                     continue
                 here[side, k] = there[side, k]
                 sd[side, k] = np.clip(values[k, side], sd[side, k] / 2, 2 * sd[side, k])
@@ -226,37 +239,38 @@ class Look:
         lines = [[Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
         return lines[0], lines[1]
 
-    def _passes_zero(self, sd: np.ndarray) -> np.ndarray:
+    def _passes_zero(self, sd: np.ndarray, inside: Inside) -> np.ndarray:
         """Which coordinates, (p,), are not at an end where they reach zero.
 
         Below zero the data of a location go on changing as they do above. Those of a size that
         may have either sign change back, and those of what is cut off at zero do not change.
         """
         r, p, passes = self.ranges, self.p, np.zeros(self.p, bool)
-        near = r.positive & (self.ends[0] < REACH * sd)
+        s, ends = self.recipe.survey, inside.ends
+        near = r.positive & (ends[0] < s.reach * sd)
         for k in np.flatnonzero(near & (not r.whole)):
             theta = self.rng.choice(r.draws, self.contexts)
             theta[:, k] = 0.0
-            reach = np.broadcast_to(self._typical, theta.shape).copy()
+            reach = np.broadcast_to(inside.typical, theta.shape).copy()
             reach[:, k] = sd[k]
-            across, above = (np.where(np.arange(p) == k, low, self.ends[0]) for low in (-sd[k], 0))
-            both, trusted = self.covariance(theta, reach, across, self.ends[1])
-            upper, trusted_above = self.covariance(theta, reach, above, self.ends[1])
+            across, above = (np.where(np.arange(p) == k, low, ends[0]) for low in (-sd[k], 0))
+            both, trusted = self.covariance(theta, reach, across, ends[1])
+            upper, trusted_above = self.covariance(theta, reach, above, ends[1])
             theta[:, k] = -sd[k]
             below = [r.coordinates.to_theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
             passes[k] = (
                 (trusted & trusted_above).all()
-                and np.median(both[:, k, k] / upper[:, k, k]) < GOES_ON**2
+                and np.median(both[:, k, k] / upper[:, k, k]) < s.goes_on**2
                 and all(bool(jnp.isfinite(self.problem.y_of(t)).all()) for t in below)
                 and is_defined(self.problem, below)
             )
         return passes
 
 
-def _alike(before: Line, after: Line) -> bool:
+def _alike(before: Line, after: Line, same: float) -> bool:
     """Whether a second look found about the same deviations as the first."""
     guess = np.exp(np.interp(after.values, before.values, np.log(before.sd)))
-    return bool(np.abs(np.log(after.sd / guess)).max() < np.log(SAME))
+    return bool(np.abs(np.log(after.sd / guess)).max() < np.log(same))
 
 
 def even(line: Line, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -271,13 +285,13 @@ def distance_along(line: Line) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)])
 
 
-def refined(line: Line) -> Line:
-    """The same with values in between, on which the deviation grows by equal factors.
+def refined(line: Line, between: int) -> Line:
+    """The same with so many values in between, on which the deviation grows by equal factors.
 
     In between it is taken to be linear, as it is along the axis of a scale: the steps between
     values may then span powers of ten.
     """
-    share = np.linspace(0, 1, BETWEEN, endpoint=False)
+    share = np.linspace(0, 1, between, endpoint=False)
     factor = (line.sd[1:] / line.sd[:-1])[:, None]
     # Equal factors of the deviation are equal steps of the value where the factor is one.
     grown = np.expm1(share * np.log(factor))

@@ -7,9 +7,7 @@ from jaxtyping import Array, Float
 
 from .._runtime.threads import on_one_thread
 from ..nn._frozen import Frozen
-
-LENGTHS = (1.0, 2.0, 3.0, 4.5, 7.0, 10.0, 15.0, 25.0, 50.0)
-NOISES = (0.03, 0.1, 0.3, 1.0, 3.0)
+from .settings import ErrorModelSettings
 
 
 class Smooth(Frozen):
@@ -34,17 +32,17 @@ class Smooth(Frozen):
 
 
 @on_one_thread
-def smooth(points: np.ndarray, values: np.ndarray) -> Smooth:
+def smooth(points: np.ndarray, values: np.ndarray, settings: ErrorModelSettings) -> Smooth:
     """Fit values (n, d) at points (n, p); length and noise by leaving one out."""
     design = np.concatenate([np.ones((len(points), 1)), points], axis=1)
     trend = np.linalg.lstsq(design, values, rcond=None)[0]
     rest = values - design @ trend
     distance = ((points[:, None] - points[None]) ** 2).sum(axis=-1)
-    best, length, heights = np.mean(rest**2), LENGTHS[-1], np.zeros_like(rest)
-    for scale in LENGTHS:
+    best, length, heights = np.mean(rest**2), settings.lengths[-1], np.zeros_like(rest)
+    for scale in settings.lengths:
         eigenvalues, vectors = np.linalg.eigh(np.exp(-distance / (2 * scale**2)))
         projected = vectors.T @ rest
-        for noise in NOISES:
+        for noise in settings.noises:
             inverse = 1 / (np.maximum(eigenvalues, 0) + noise)
             weights = vectors @ (inverse[:, None] * projected)
             diagonal = (vectors**2) @ inverse

@@ -4,6 +4,7 @@ Sufficient statistics of common models are sums, extremes, and powers and logari
 a choice of them, a small network has little left to learn.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Literal
@@ -20,20 +21,11 @@ from .._numerics.sorting import sort
 from .._serialise.registry import register
 from ..nn._frozen import Affine
 from ..nn._measurements import flatten, stack_elements
+from .settings import SummariesSettings
 
 Kind = Literal["scalars", "vectors", "flat"]
 
-LARGEST_SET = 32  # of sorted values; larger sets are seen by so many quantiles
 LARGEST_PRODUCT = 1024  # numbers whose quantiles are a product with a matrix: faster than to gather
-LARGEST_QUADRATIC = 24  # numbers of x of which all products are statistics
-LARGEST_QUARTIC = 3  # components of set elements of which products of products are statistics
-LARGEST_INVERSE = 8  # the same for inverses, and for all that is about the mean
-LARGEST_PARTS = 4  # sets of scalars of whose statistics products are statistics
-FEWEST_AXES, LARGEST_AXES = 3, 64  # components of set elements with principal directions
-LARGEST_PAIRS = 4096  # components of set elements, of which all products are statistics
-FEWEST_INVERSE = 6  # numbers of whose variance the inverse is a statistic
-LEAST_NOISE = 0.01  # of that of the quietest measurement seen; what is less may be rounding
-RELATIVE_FLOOR = 1e-6  # of the typical size of x: logarithms see nothing smaller
 
 
 @register(name="mvue.Statistics")
@@ -49,6 +41,7 @@ class Statistics(eqx.Module):
     """Principal directions of the elements of a set of vectors, as columns, the strongest first."""
     whitening: Float[Array, "p p"] | None = None
     """Makes the noise of set elements even in all directions, and one if none seen was quieter."""
+    settings: SummariesSettings = eqx.field(static=True, default=SummariesSettings())
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees: statistics whose size is tame whatever the scale of x."""
@@ -57,20 +50,22 @@ class Statistics(eqx.Module):
         rows = stack_elements(x)
         if self.kind == "vectors":
             parts = [*self._of_powers(rows), *self._mean_in_noise(rows)]
-            return jnp.concatenate([_of_vectors(rows), *parts])
+            return jnp.concatenate([_of_vectors(rows, self.settings), *parts])
         return self._of_scalars(rows[:, 0])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
         """Statistics in the units of x and of its powers, whose sums are estimates themselves."""
+        if not self.settings.natural:
+            return jnp.zeros(0)
         if self.kind == "flat":
             values = flatten(x)
-            if values.shape[0] > LARGEST_QUADRATIC:
+            if values.shape[0] > self.settings.largest_quadratic:
                 return jnp.append(values, jnp.mean(values**2))
-            return jnp.concatenate([values, _products(values)])
+            return jnp.concatenate([values, _products(values, self.settings)])
         rows = stack_elements(x)
         if self.kind == "vectors":
             parts = [*self._power_ratios(rows), *self._mean_in_noise(rows)]
-            return jnp.concatenate([_natural_of_vectors(rows), *parts])
+            return jnp.concatenate([_natural_of_vectors(rows, self.settings), *parts])
         values = sort(rows[:, 0])
         mean = jnp.mean(values)
         if values.shape[0] == 1:
@@ -79,8 +74,9 @@ class Statistics(eqx.Module):
         deviation = _root(variance)
         spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
         inverse = [1 / (mean + self._floor)] if self.positive else []
-        if self.whitening is not None and values.shape[0] >= FEWEST_INVERSE:
-            inverse.append(1 / jnp.maximum(variance * self.whitening[0, 0] ** 2, LEAST_NOISE))
+        if self.whitening is not None and values.shape[0] >= self.settings.fewest_inverse:
+            own = variance * self.whitening[0, 0] ** 2
+            inverse.append(1 / jnp.maximum(own, self.settings.least_noise))
         return jnp.stack([mean, *spread, values[0], values[-1], _median(values), *inverse])
 
     def elements(self, x: Measurement) -> Float[Array, "n q"]:
@@ -99,17 +95,17 @@ class Statistics(eqx.Module):
             return jnp.stack(summary)
         deviation = _root(jnp.var(values))
         summary += [deviation, deviation**2, jnp.log(deviation + self._floor)]
-        summary += [jnp.log(_root(jnp.var(compressed)) + RELATIVE_FLOOR)]
+        summary += [jnp.log(_root(jnp.var(compressed)) + self.settings.relative_floor)]
         if not self.positive:  # where signs are random, the noise shows in the absolute values
             summary += [jnp.log(_root(jnp.var(jnp.abs(values))) + self._floor)]
-        root = _root(jnp.mean(values**2)) + RELATIVE_FLOOR * self._floor
+        root = _root(jnp.mean(values**2)) + self.settings.relative_floor * self._floor
         own = jnp.abs(values / root)
         powers = jnp.stack([jnp.mean(own), *(jnp.mean(own**k) for k in (3, 4, 6))])
-        summary += [jnp.mean((values / root) ** 3), *jnp.log(powers + RELATIVE_FLOOR)]
-        if n > LARGEST_SET:
-            values = _quantiles(values, LARGEST_SET)
+        summary += [jnp.mean((values / root) ** 3), *jnp.log(powers + self.settings.relative_floor)]
+        if n > self.settings.largest_sorted:
+            values = _quantiles(values, self.settings.largest_sorted)
             compressed = self._compress(values)
-        standard = (values - mean) / (deviation + RELATIVE_FLOOR * self._floor)
+        standard = (values - mean) / (deviation + self.settings.relative_floor * self._floor)
         both = [jnp.arcsinh(self.scale(values))] if self.positive else []
         return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
 
@@ -118,8 +114,8 @@ class Statistics(eqx.Module):
         parts = [values, jnp.stack([square, jnp.log(_root(square) + self._floor)])]
         if self.positive:
             parts.append(self._compress(values))
-        if values.shape[0] <= LARGEST_QUADRATIC:
-            parts.append(_products(values))
+        if values.shape[0] <= self.settings.largest_quadratic:
+            parts.append(_products(values, self.settings))
         return jnp.concatenate(parts)
 
     def _powers(self, rows: Float[Array, "n p"]) -> list[tuple[Array, Array, Array]]:
@@ -144,16 +140,18 @@ class Statistics(eqx.Module):
         return [first[:-1] / (last[1:] + self._floor**2) for _, first, last in self._powers(rows)]
 
     def _mean_in_noise(self, rows: Float[Array, "n p"]) -> list[Array]:
-        return [] if self.whitening is None else [_against_noise([rows], self.whitening)]
+        if self.whitening is None or not self.settings.natural:
+            return []
+        return [_against_noise([rows], self.whitening, self.settings.least_noise)]
 
     def _compress(self, values: Array) -> Array:
         if self.positive:
-            return jnp.log(jnp.maximum(values, 0.0) + RELATIVE_FLOOR * self._floor)
+            return jnp.log(jnp.maximum(values, 0.0) + self.settings.relative_floor * self._floor)
         return jnp.arcsinh(self.scale(values))
 
     @property
     def _floor(self) -> Array:
-        return RELATIVE_FLOOR / self.scale.matrix
+        return self.settings.relative_floor / self.scale.matrix
 
 
 @register(name="mvue.Parts")
@@ -163,6 +161,7 @@ class Parts(eqx.Module):
     parts: tuple[Statistics, ...]
     leaves: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     """Which arrays of the measurement belong to each part."""
+    settings: SummariesSettings = eqx.field(static=True, default=SummariesSettings())
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees, part by part."""
@@ -174,6 +173,8 @@ class Parts(eqx.Module):
         Products are of all statistics of sets of scalars, and of the means of sets of vectors;
         differences are of means, against the noise.
         """
+        if not self.settings.natural:
+            return jnp.zeros(0)
         found, factors = [], []
         for statistics, part in self._split(x):
             values = statistics.natural(part)
@@ -182,21 +183,23 @@ class Parts(eqx.Module):
                 factors.append(values)
             elif statistics.kind == "vectors":
                 size = stack_elements(part).shape[1]
-                factors += [values[:size]] if size <= LARGEST_INVERSE else []
-        pairs = itertools.combinations(factors[:LARGEST_PARTS], 2)
+                factors += [values[:size]] if size <= self.settings.largest_inverse else []
+        pairs = itertools.combinations(factors[: self.settings.largest_parts], 2)
         products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
         return jnp.concatenate([*found, *products, *self._between(x)])
 
     def _between(self, x: Measurement) -> list[Array]:
         """How far the means of two sets are apart, for those with elements of the same size."""
+        if not self.settings.natural:
+            return []
         sets = [
             (stack_elements(part), s.whitening)
             for s, part in self._split(x)
             if s.whitening is not None
-        ]
+        ][: self.settings.largest_parts]
         return [
-            _against_noise([one, other], whitening)
-            for (one, whitening), (other, _) in itertools.combinations(sets[:LARGEST_PARTS], 2)
+            _against_noise([one, other], whitening, self.settings.least_noise)
+            for (one, whitening), (other, _) in itertools.combinations(sets, 2)
             if one.shape[1] == other.shape[1]
         ]
 
@@ -209,7 +212,10 @@ class Parts(eqx.Module):
 
 
 def choose_statistics(
-    x: Measurement, *, sets: Sequence[tuple[int, ...]] = ()
+    x: Measurement,
+    *,
+    sets: Sequence[tuple[int, ...]] = (),
+    settings: SummariesSettings,
 ) -> Statistics | Parts:
     """The statistics for measurements like these, with a leading axis.
 
@@ -217,18 +223,19 @@ def choose_statistics(
         x: measurements.
         sets: which arrays of x, by their numbers, are sets, together or alone; the others have an
             order.
+        settings: which statistics there are.
     """
     arrays = jax.tree.leaves(x)
     ordered = tuple(i for i in range(len(arrays)) if not any(i in group for group in sets))
     groups = [*sets, ordered] if ordered else [*sets]
     parts = [
-        _statistics_of_part([arrays[i] for i in group], is_set=group is not ordered)
+        _statistics_of_part([arrays[i] for i in group], group is not ordered, settings)
         for group in groups
     ]
-    return parts[0] if len(parts) == 1 else Parts(tuple(parts), tuple(groups))
+    return parts[0] if len(parts) == 1 else Parts(tuple(parts), tuple(groups), settings)
 
 
-def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
+def _statistics_of_part(x: list[Array], is_set: bool, settings: SummariesSettings) -> Statistics:
     rows = jax.vmap(stack_elements if is_set else flatten)(x)
     kind: Kind = "flat"
     if is_set:
@@ -238,21 +245,20 @@ def _statistics_of_part(x: list[Array], *, is_set: bool) -> Statistics:
     size = np.median(np.abs(values))
     size = size if size > 0 else np.std(values)
     shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
-    axes = jnp.asarray(_principal_axes(values), rows.dtype) if _has_axes(kind, values) else None
+    axes = None
+    if kind == "vectors" and settings.fewest_axes <= values.shape[-1] <= settings.largest_axes:
+        axes = jnp.asarray(_principal_axes(values), rows.dtype)
     whitening = None
-    if kind != "flat" and not whole and values.shape[2] <= LARGEST_INVERSE:
-        whitening = _whitening(values)
+    if kind != "flat" and not whole and values.shape[2] <= settings.largest_inverse:
+        whitening = _whitening(values, settings.relative_floor)
     return Statistics(
         kind,
         bool((values > 0).all()) and not whole,
         Affine(shift, matrix),
         axes,
         None if whitening is None else jnp.asarray(whitening, rows.dtype),
+        settings,
     )
-
-
-def _has_axes(kind: Kind, values: np.ndarray) -> bool:
-    return kind == "vectors" and FEWEST_AXES <= values.shape[-1] <= LARGEST_AXES
 
 
 def _principal_axes(values: np.ndarray) -> np.ndarray:
@@ -263,7 +269,7 @@ def _principal_axes(values: np.ndarray) -> np.ndarray:
     return np.linalg.eigh(mean)[1][:, ::-1]
 
 
-def _whitening(values: np.ndarray) -> np.ndarray | None:
+def _whitening(values: np.ndarray, least: float) -> np.ndarray | None:
     """From set elements (R, n, p), if none is without noise; each measurement counts the same."""
     if (np.ptp(values, axis=1) == 0).any() or (values == np.round(values)).all():
         return None
@@ -271,7 +277,7 @@ def _whitening(values: np.ndarray) -> np.ndarray | None:
     moments = np.einsum("rni,rnj->rij", centred, centred)
     size = np.trace(moments, axis1=1, axis2=2)
     powers, directions = np.linalg.eigh(np.mean(moments / size[:, None, None], axis=0))
-    if powers[0] < RELATIVE_FLOOR * powers[-1]:
+    if powers[0] < least * powers[-1]:
         return None
     even = directions / np.sqrt(powers)
     return even / np.sqrt(np.mean((centred @ even) ** 2, axis=(1, 2)).min())
@@ -294,13 +300,14 @@ def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
     return ordered[below] * (1 - share) + ordered[np.minimum(below + 1, last)] * share
 
 
-def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+def _of_vectors(rows: Float[Array, "n p"], settings: SummariesSettings) -> Float[Array, " f"]:
     """Means and second moments, and these as scales, correlations and regressions."""
     mean, parts = jnp.mean(rows, axis=0), []
-    for moments, freedom in _second_moments(rows):
+    upper = functools.partial(_upper, largest=settings.largest_pairs)
+    for moments, freedom in _second_moments(rows, settings.largest_inverse):
         p = moments.shape[0]
         scales, correlations = _scales_and_correlations(moments)
-        parts += [_upper(moments), jnp.log(scales), _upper(correlations, 1)]
+        parts += [upper(moments), jnp.log(scales), upper(correlations, 1)]
         if freedom > p:
             factor = cholesky(correlations + 1e-6 * jnp.eye(p))
             diagonal = jnp.diagonal(factor)
@@ -309,33 +316,36 @@ def _of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
     return jnp.concatenate([mean, *parts])
 
 
-def _natural_of_vectors(rows: Float[Array, "n p"]) -> Float[Array, " f"]:
+def _natural_of_vectors(
+    rows: Float[Array, "n p"], settings: SummariesSettings
+) -> Float[Array, " f"]:
     """Moments, their products and inverses, and the slope of each component against each other."""
     p = rows.shape[1]
     mean, parts = jnp.mean(rows, axis=0), []
-    for moments, freedom in _second_moments(rows):
-        parts.append(_upper(moments))
+    upper = functools.partial(_upper, largest=settings.largest_pairs)
+    for moments, freedom in _second_moments(rows, settings.largest_inverse):
+        parts.append(upper(moments))
         scales, correlations = _scales_and_correlations(moments)
-        if p <= LARGEST_QUARTIC:
-            parts.append(_products(_upper(moments)))
-            parts += [_upper(correlations, 1), _upper(correlations, 1) ** 3]
-        if p <= LARGEST_INVERSE and freedom > p + 3:  # else inverses have no variance
+        if p <= settings.largest_quartic:
+            parts.append(_products(upper(moments), settings))
+            parts += [upper(correlations, 1), upper(correlations, 1) ** 3]
+        if p <= settings.largest_inverse and freedom > p + 3:  # else inverses have no variance
             inverse = invert(correlations + 1e-6 * jnp.eye(p))[0]
-            parts.append(_upper(inverse / scales[:, None] / scales[None, :]))
+            parts.append(upper(inverse / scales[:, None] / scales[None, :]))
             slopes = correlations * scales[:, None] / scales[None, :]
             parts.append(slopes[~np.eye(p, dtype=bool)])
-    if p <= LARGEST_INVERSE:
-        parts.append(_products(mean))
+    if p <= settings.largest_inverse:
+        parts.append(_products(mean, settings))
     return jnp.concatenate([mean, *parts])
 
 
 def _against_noise(
-    sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]
+    sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"], least_noise: float
 ) -> Float[Array, " f"]:
     """A mean, or the difference of two, in units of the noise in the sets, and its square."""
     means = [jnp.mean(rows, axis=0) for rows in sets]
     mean = (means[0] if len(means) == 1 else means[0] - means[1]) @ whitening
-    ratio = mean / jnp.sqrt(_noise(sets, whitening))
+    ratio = mean / jnp.sqrt(jnp.maximum(_noise(sets, whitening), least_noise))
     return jnp.append(ratio, jnp.sum(ratio**2))
 
 
@@ -343,14 +353,16 @@ def _noise(sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"]) -> F
     """The variance within sets."""
     centred = [(rows - jnp.mean(rows, axis=0, keepdims=True)) @ whitening for rows in sets]
     freedom = sum((rows.shape[0] - 1) * rows.shape[1] for rows in sets)
-    return jnp.maximum(sum(jnp.sum(part**2) for part in centred) / freedom, LEAST_NOISE)
+    return jnp.asarray(sum(jnp.sum(part**2) for part in centred) / freedom)
 
 
-def _second_moments(rows: Float[Array, "n p"]) -> list[tuple[Float[Array, "p p"], int]]:
+def _second_moments(
+    rows: Float[Array, "n p"], largest: int
+) -> list[tuple[Float[Array, "p p"], int]]:
     """About zero and, of few components, about the mean; with their degrees of freedom."""
     n, p = rows.shape
     about_zero = rows.T @ rows / n
-    if n < 2 or p > LARGEST_INVERSE:
+    if n < 2 or p > largest:
         return [(about_zero, n)]
     centred = rows - jnp.mean(rows, axis=0, keepdims=True)
     return [(about_zero, n), (centred.T @ centred / n, n - 1)]
@@ -363,15 +375,15 @@ def _scales_and_correlations(
     return scales, moments / scales[:, None] / scales[None, :]
 
 
-def _products(values: Float[Array, " p"]) -> Float[Array, " q"]:
-    return _upper(jnp.outer(values, values))
+def _products(values: Float[Array, " p"], settings: SummariesSettings) -> Float[Array, " q"]:
+    return _upper(jnp.outer(values, values), largest=settings.largest_pairs)
 
 
-def _upper(matrix: Float[Array, "p p"], offset: int = 0) -> Float[Array, " q"]:
-    if matrix.shape[0] > LARGEST_PAIRS:
+def _upper(matrix: Float[Array, "p p"], offset: int = 0, *, largest: int) -> Float[Array, " q"]:
+    if matrix.shape[0] > largest:
         raise ValueError(
             f"products of all pairs of {matrix.shape[0]:,} numbers are too many, at most "
-            f"{LARGEST_PAIRS:,} will do: give a network of your own"
+            f"{largest:,} will do: give a network of your own"
         )
     return matrix[np.triu_indices(matrix.shape[0], offset)]
 

@@ -27,15 +27,12 @@ from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
 from .._core.types import Key, Theta
 from .._display.tables import html_of
 from .._runtime.jit import jit
-from .exchangeability import describe_sets, sets_in
-from .sensitivity import POINTS, STEP, Line, Look, distance_along, refined
+from .exchangeability import describe_sets, exchangeable_sets, is_exchangeable
+from .sensitivity import Line, Look, distance_along, refined
+from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
 from .summaries import Parts, Statistics, choose_statistics
 
-TABLE = 65  # entries of the tables of training values
-MUCH_BETTER = 0.7  # share of the squared error that is left where y, too, is a guide
-SPREAD = 128  # values of theta around each point that tell how much y varies
-PILOT = 1024
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
 
 
@@ -79,6 +76,11 @@ class Survey:
     """What the default network sees of a measurement."""
     pilot: Draw
     """Some draws from the prior of the problem."""
+    exchangeable: bool
+    """Whether the leading axis of x indexes exchangeable draws, as the problem says or simulations
+    show."""
+    recipe: Recipe
+    """By which it was made."""
     note: str
 
     def weight(self, theta: Theta) -> Float[Array, " d"]:
@@ -109,7 +111,7 @@ class Survey:
         return html_of(*([[header, *rows]] if rows else []), self.note)
 
 
-def survey(problem: Problem, *, key: Key) -> Survey:
+def survey(problem: Problem, *, key: Key, recipe: Recipe | None = None) -> Survey:
     """Look at a problem by simulation and decide where to train and how to weight errors.
 
     `fit` does this by itself; call it to see or use its decisions elsewhere. The range of interest
@@ -121,22 +123,32 @@ def survey(problem: Problem, *, key: Key) -> Survey:
     Args:
         problem: the problem.
         key: for the simulations.
+        recipe: settings of the survey; `Recipe()` by default.
     """
+    recipe = checked_recipe(recipe)
+    settings = recipe.survey
     keys = jr.split(key_for("survey", key), 6)
-    pilot = pilot_draw(problem, keys[0], PILOT, 4)
-    sets, about_sets = _sets(problem, pilot)
-    statistics = choose_statistics(jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets)
+    pilot = pilot_draw(problem, keys[0], settings.pilot, settings.pilot_repeats)
+    sets = exchangeable_sets(problem, pilot, recipe.exchangeability)
+    tested = problem.exchangeable is None and sets
+    about_sets = f"; {describe_sets(pilot.x, sets)}" if tested else ""
+    statistics = choose_statistics(
+        jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets, settings=recipe.summaries
+    )
+    is_set = is_exchangeable(problem, sets)
     found = ranges_of(problem, keys[1])
     if isinstance(found, str):
-        return _of_unknown_coordinates(problem, pilot, statistics, found + about_sets)
-    look = Look(problem, found, statistics, keys[2])
+        log_sd = _error_by_y(problem, pilot, statistics, recipe.error_model)
+        note = f"drawn from the prior itself: {found}{about_sets}"
+        return Survey(problem.prior, log_sd, (), statistics, pilot, is_set, recipe, note)
+    look = Look(problem, found, statistics, keys[2], recipe)
     inside = look.inside()
     below, above = look.outside(inside)
     for share in (1.0, 0.5, 0.0):
-        tables, widths = _tables(inside, below, above, share)
+        tables, widths = _tables(inside.lines, below, above, share, settings)
         prior = TrainingPrior(found.coordinates, tables)
         training = dataclasses.replace(problem, prior=prior, crb=None)
-        trial = jit(training.draw, static_argnums=(1, 2))(keys[3], PILOT, 1)
+        trial = jit(training.draw, static_argnums=(1, 2))(keys[3], settings.pilot, 1)
         if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
             break
     log_sd = _expected_error(problem, look, prior, keys[4], widths)
@@ -149,27 +161,23 @@ def survey(problem: Problem, *, key: Key) -> Survey:
         )
     )
     note = f"drawn evenly in standard deviations, fewer towards the ends{about_sets}"
-    return Survey(prior, log_sd, ranges, statistics, pilot, note)
-
-
-def _sets(problem: Problem, pilot: Draw) -> tuple[list[tuple[int, ...]], str]:
-    """Arrays of x that are sets of draws, as the problem says or simulations show."""
-    if problem.exchangeable is None:
-        found = sets_in(pilot)
-        return found, f"; {describe_sets(pilot.x, found)}" if found else ""
-    count = len(jax.tree.leaves(pilot.x))
-    return [tuple(range(count))] if problem.exchangeable else [], ""
+    return Survey(prior, log_sd, ranges, statistics, pilot, is_set, recipe, note)
 
 
 def _tables(
-    inside: list[Line], below: list[Line], above: list[Line], share: float
+    inside: list[Line],
+    below: list[Line],
+    above: list[Line],
+    share: float,
+    settings: SurveySettings,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tables of training values, (p, TABLE), and their lengths in standard deviations, (p,).
+    """Tables of training values, (p, table), and their lengths in standard deviations, (p,).
 
     Values beyond the range of interest are the less likely the further out.
     """
     tables, widths = [], []
-    for inner, low, high in zip(map(refined, inside), below, above, strict=True):
+    finer = [refined(line, settings.between) for line in inside]
+    for inner, low, high in zip(finer, below, above, strict=True):
         low_count, high_count = (round(share * len(part.values)) for part in (low, high))
         line = Line(
             *(
@@ -184,16 +192,16 @@ def _tables(
         )
         distance = distance_along(line)
         start, stop = distance[low_count], distance[len(distance) - 1 - high_count]
-        fine = np.linspace(0, distance[-1], 8 * TABLE)
+        fine = np.linspace(0, distance[-1], 8 * settings.table)
         density = np.interp(
             fine,
             [0, start, stop, distance[-1] + 1e-9],
-            [0.05 if start > 0 else 1.0, 1.0, 1.0, 0.05],
+            [settings.end_density if start > 0 else 1.0, 1.0, 1.0, settings.end_density],
         )
         if stop >= distance[-1]:
             density[-1] = 1.0
         mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-        even = np.interp(np.linspace(0, mass[-1], TABLE), mass, fine)
+        even = np.interp(np.linspace(0, mass[-1], settings.table), mass, fine)
         tables.append(np.interp(even, distance, line.values))
         widths.append(distance[-1])
     return np.stack(tables), np.array(widths)
@@ -205,14 +213,16 @@ def _expected_error(
     """Logarithm of the standard deviation of y that the one of theta causes, smooth in theta."""
     tables = np.asarray(prior.tables, np.float64)
     p, coordinates = look.p, look.ranges.coordinates
-    place = np.asarray(jr.uniform(key, (look.points, p)), np.float64) * (TABLE - 1)
-    grid = np.arange(TABLE)
+    model = look.recipe.error_model
+    step, last = look.recipe.survey.step, tables.shape[1] - 1
+    place = np.asarray(jr.uniform(key, (look.points, p)), np.float64) * last
+    grid = np.arange(last + 1)
     theta = np.stack([np.interp(place[:, k], grid, tables[k]) for k in range(p)], axis=1)
-    slopes = np.gradient(tables, axis=1) / (widths / (TABLE - 1))[:, None]
+    slopes = np.gradient(tables, axis=1) / (widths / last)[:, None]
     local = np.stack([np.interp(place[:, k], grid, slopes[k]) for k in range(p)], axis=1)
-    covariance, good = look.covariance(theta, STEP * np.abs(local), tables[:, 0], tables[:, -1])
+    covariance, good = look.covariance(theta, step * np.abs(local), tables[:, 0], tables[:, -1])
     theta, covariance, place = theta[good], covariance[good], place[good]
-    noise = look.rng.normal(size=(SPREAD // 2, p))
+    noise = look.rng.normal(size=(model.spread // 2, p))
     noise = np.concatenate([noise, -noise])
     noise /= np.sqrt(np.mean(noise**2, axis=0))
     values, vectors = np.linalg.eigh(covariance)
@@ -231,12 +241,12 @@ def _expected_error(
     )
     sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
     log_sds = np.log(sd + _least_error(sd, centre))
-    points = place / (TABLE - 1) * widths
-    of_theta = smooth(points, log_sds)
+    points = place / last * widths
+    of_theta = smooth(points, log_sds, model)
     spans = jnp.asarray(widths, jnp.result_type(float))
 
     def place_of(theta: Theta) -> Array:
-        grid = jnp.linspace(0.0, 1.0, TABLE)
+        grid = jnp.linspace(0.0, 1.0, last + 1)
         share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
             coordinates.from_theta(theta), prior.tables
         )
@@ -245,11 +255,11 @@ def _expected_error(
     if p == 1:
         return lambda theta: of_theta(place_of(theta))
     # Of several unknowns y may be the better guide, where it varies within a small part of them.
-    pairs = [unit_scale(*columns) for columns in zip(centre.T, log_sds.T, strict=True)]
+    pairs = [unit_scale(*columns, last + 1) for columns in zip(centre.T, log_sds.T, strict=True)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
-    of_both = smooth(np.concatenate([points, along], axis=1), log_sds)
-    if of_both.left_out > MUCH_BETTER * of_theta.left_out:
+    of_both = smooth(np.concatenate([points, along], axis=1), log_sds, model)
+    if of_both.left_out > model.much_better * of_theta.left_out:
         return lambda theta: of_theta(place_of(theta))
     scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
 
@@ -260,17 +270,17 @@ def _expected_error(
     return log_sd
 
 
-def unit_scale(y: np.ndarray, log_sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A scale in which the standard deviation of y is about one, as a table."""
+def unit_scale(y: np.ndarray, log_sd: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """A scale in which the standard deviation of y is about one, as a table of so many entries."""
     order = np.argsort(y)
     y, log_sd = y[order], log_sd[order]
-    cuts = np.linspace(0, len(y) - 1, TABLE + 1).astype(int)
+    cuts = np.linspace(0, len(y) - 1, size + 1).astype(int)
     edges = y[cuts]
     sizes = [np.exp(log_sd[a : b + 1].mean()) for a, b in pairwise(cuts)]
     grows = np.diff(edges) > RESOLUTION * np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     edges = edges[np.concatenate([[True], grows])]
     distance = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.array(sizes)[grows])])
-    scale = np.linspace(0, distance[-1], TABLE)
+    scale = np.linspace(0, distance[-1], size)
     return scale, np.interp(scale, distance, edges)
 
 
@@ -285,10 +295,13 @@ def _least_error(sd: np.ndarray, y: np.ndarray) -> np.ndarray:
     return rounding + 1e-3 * np.array(few)
 
 
-def _of_unknown_coordinates(
-    problem: Problem, pilot: Draw, statistics: Statistics | Parts, reason: str
-) -> Survey:
-    """Leave the prior alone; the size of errors is that of a least-squares fit, smooth in y."""
+def _error_by_y(
+    problem: Problem, pilot: Draw, statistics: Statistics | Parts, settings: ErrorModelSettings
+) -> Callable[[Theta], Array]:
+    """The size of errors where the coordinates of theta are not known: a smooth function of y.
+
+    It is that of a least-squares fit.
+    """
     seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
     values, y = np.asarray(seen, np.float64), np.asarray(pilot.y, np.float64)
     deviation = values.std(axis=(0, 1))
@@ -301,13 +314,12 @@ def _of_unknown_coordinates(
     estimates = rows @ coefficients
     sd = estimates.std(axis=1, ddof=1)
     centre, unit = y.mean(axis=0), y.std(axis=0) + np.finfo(float).tiny
-    half = slice(0, POINTS)
+    half = slice(0, settings.points)
     floor = _least_error(sd, y)[half]
-    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor))
+    model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor), settings)
     centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
 
     def log_sd(theta: Theta) -> Array:
         return model(3 * (problem.y_of(theta) - centre) / unit)
 
-    note = f"drawn from the prior itself: {reason}"
-    return Survey(problem.prior, log_sd, (), statistics, pilot, note)
+    return log_sd

@@ -14,12 +14,11 @@ from .._core.problem import Draw, Problem
 from .._core.sampling import finite_units
 from .._core.types import Key, Measurement
 from .._data.repeats import Pool
+from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import divided
 from ..losses._functions import UnitErrors, squared_bias_of, unit_errors, unit_mse
 from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained
-
-VALIDATION_BATCHES = 4
 
 
 @runtime_checkable
@@ -66,13 +65,19 @@ class SimulatedBatches:
         batch_size: N.
         repeats: M.
         mesh: the devices that simulate.
+        validation_batches: of held-out unknowns.
     """
 
     def __init__(
-        self, problem: Problem, batch_size: int, repeats: int, mesh: Mesh | None = None
+        self,
+        problem: Problem,
+        batch_size: int,
+        repeats: int,
+        mesh: Mesh | None = None,
+        validation_batches: int = ScheduleSettings.validation_batches,
     ) -> None:
         self.problem, self.batch_size, self.repeats = problem, batch_size, repeats
-        self.mesh = mesh
+        self.mesh, self.validation_batches = mesh, validation_batches
         self.sizes = {"batch_size": batch_size}
         self.d = problem.shapes()[1].shape[0]
 
@@ -119,7 +124,7 @@ class SimulatedBatches:
             mse, bias2 = _moments(estimates, draw.y)
             return self.evaluate(loss, estimates, draw, jnp.asarray(1.0)), mse, bias2
 
-        losses, mse, bias2 = jax.lax.map(batch, jnp.arange(VALIDATION_BATCHES))
+        losses, mse, bias2 = jax.lax.map(batch, jnp.arange(self.validation_batches))
         root = jnp.sqrt(mse.size)
         return {
             "loss": losses.mean(),

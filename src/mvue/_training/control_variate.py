@@ -19,12 +19,8 @@ from jaxtyping import Array, Float, PyTree
 from .._core.problem import Draw, Problem
 from .._core.theta import theta_vector
 from .._core.types import Key, Theta
+from .._recipe.settings import ControlVariateSettings
 from ..losses._functions import unit_squared_bias
-
-DRAWS = 2048
-TABLE = 65
-MOST = 256
-HIGHEST_DEGREE = 24
 
 
 class ThetaFeatures:
@@ -34,13 +30,18 @@ class ThetaFeatures:
     theta with too many coordinates there is only the constant.
     """
 
-    def __init__(self, problem: Problem, key: Key) -> None:
+    def __init__(
+        self, problem: Problem, key: Key, settings: ControlVariateSettings | None = None
+    ) -> None:
+        self.settings = settings = settings or ControlVariateSettings()
         p = jax.eval_shape(lambda key: theta_vector(problem.sample_prior(key)), key).size
         degree = 0
-        while degree < HIGHEST_DEGREE and comb(p + degree + 1, p) <= MOST:
+        while degree < settings.highest_degree and (
+            comb(p + degree + 1, p) <= settings.most_features
+        ):
             degree += 1
         if degree > 0:
-            self.tables = _quantiles(problem, key)
+            self.tables = _quantiles(problem, key, settings)
         terms = [
             term
             for total in range(degree + 1)
@@ -53,7 +54,7 @@ class ThetaFeatures:
         """The polynomials at one theta."""
         if self._highest == 0:
             return jnp.ones(1)
-        grid = jnp.linspace(-1.0, 1.0, TABLE)
+        grid = jnp.linspace(-1.0, 1.0, self.settings.table)
         place = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
             theta_vector(theta), self.tables
         )
@@ -68,12 +69,11 @@ class ThetaFeatures:
         return product
 
 
-def _quantiles(problem: Problem, key: Key) -> Float[Array, "p t"]:
-    draws = jax.jit(jax.vmap(lambda key: theta_vector(problem.sample_prior(key))))(
-        jr.split(key, DRAWS)
-    )
+def _quantiles(problem: Problem, key: Key, settings: ControlVariateSettings) -> Float[Array, "p t"]:
+    keys = jr.split(key, settings.draws)
+    draws = jax.jit(jax.vmap(lambda key: theta_vector(problem.sample_prior(key))))(keys)
     values = np.asarray(draws, np.float64)
-    tables = np.quantile(values, np.linspace(0, 1, TABLE), axis=0).T
+    tables = np.quantile(values, np.linspace(0, 1, settings.table), axis=0).T
     return jnp.asarray(tables, jnp.result_type(float))
 
 
@@ -88,9 +88,6 @@ def _selectors(terms: list[tuple[int, ...]], p: int, degree: int) -> list[np.nda
             power = term.count(coordinates[slot]) if used else 0
             selector[row, power * p + (coordinates[slot] if used else 0)] = 1.0
     return selectors
-
-
-RIDGE = 1e-6
 
 
 class Anchor(NamedTuple):
@@ -175,7 +172,7 @@ class Control:
         """
         gram, cross, squares, squared_bias, units = (np.asarray(s, np.float64) for s in sums)
         gram, cross, squares = gram / units, cross / units, squares / units
-        bias = np.linalg.solve(gram + RIDGE * np.eye(len(gram)), cross)
+        bias = np.linalg.solve(gram + self.features.settings.ridge * np.eye(len(gram)), cross)
         for degree in np.unique(self.features.degrees):
             same = self.features.degrees == degree
             size = np.maximum((bias[same] ** 2).sum(axis=0), np.finfo(float).tiny)

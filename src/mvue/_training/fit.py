@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 
 from .._core.checks import check_count, check_estimator, describe_shapes
 from .._core.estimators import as_estimator
@@ -20,18 +21,20 @@ from .._core.sampling import pilot_draw
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._data.simulated import SimulatedData
+from .._recipe.description import describe_estimator
 from .._recipe.network import default_network
+from .._recipe.settings import Recipe, changes, checked_recipe
 from .._recipe.survey import Survey, survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
 from .._runtime.progress import progress_for
 from ..losses._loss import Loss, as_loss
-from ..losses._objectives import bce
+from ..losses._objectives import BiasConstrained, bce, geometric_schedule
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
 from .batches import SimulatedBatches
 from .control_variate import Control, ThetaFeatures
-from .loop import Keys, Schedule, describe_network, refuse_tracing, train
+from .loop import Keys, Schedule, refuse_tracing, train
 from .program import Keep, Program
 from .result import Fit
 
@@ -47,13 +50,14 @@ def fit(
     key: Key,
     baseline: Estimator | None = None,
     training_prior: Any = None,
-    steps: int = 6_000,
-    batch_size: int = 128,
-    repeats: int = 8,
-    anchors: int = 6,
+    recipe: Recipe | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    repeats: int | None = None,
+    anchors: int | None = None,
     optimizer: Any = None,
     keep: Keep = "average",
-    validations: int = 100,
+    validations: int | None = None,
     patience: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 30.0,
@@ -82,7 +86,9 @@ def fit(
         training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
             answer does not depend on it, evenly over a range wider than the one of interest (see
             `survey`); for other losses the prior of the problem.
-        steps: how many updates.
+        recipe: the constants of all that is decided here; `Recipe()` by default.
+        steps: how many updates; this and other numbers that are None are those of
+            ``recipe.schedule``.
         batch_size: N, unknowns in a batch.
         repeats: M, measurements of each unknown.
         anchors: how many times, at equal distances, the bias of the estimator is measured on many
@@ -111,18 +117,32 @@ def fit(
         )
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+    recipe = _with_arguments(
+        checked_recipe(recipe),
+        steps=steps,
+        batch_size=batch_size,
+        repeats=repeats,
+        anchors=anchors,
+        validations=validations,
+    )
+    numbers = recipe.schedule
+    steps, batch_size, repeats = numbers.steps, numbers.batch_size, numbers.repeats
+    anchors, validations = numbers.anchors, numbers.validations
     schedule = Schedule(steps, patience, checkpoint, checkpoint_every, validations)
     stages = progress_for(progress)
     schedule.check(keep, optimizer)
-    check_count("batch_size", batch_size)
-    check_count("repeats", repeats)
-    check_count("anchors", anchors, least=0)
     loss = bce() if loss is None else as_loss(loss)
     if repeats < loss.min_repeats:
         raise ValueError(
             f"repeats must be at least {loss.min_repeats} for this loss, got {repeats}: a bias "
             "cannot be seen in one measurement of each unknown"
         )
+    chooses_prior = training_prior is None and loss.any_prior
+    surveys = network is None or chooses_prior or loss.weights_from_survey
+    is_open = isinstance(loss, BiasConstrained) and loss.bias_weight is None
+    _refuse_unused(recipe, surveys, network is not None, optimizer, is_open)
+    if isinstance(loss, BiasConstrained) and is_open:
+        loss = dataclasses.replace(loss, bias_weight=geometric_schedule(*numbers.bias_weights))
     if training_prior is not None:
         _check_training_prior(problem, training_prior)
     _check_weight(problem, loss)
@@ -139,11 +159,11 @@ def fit(
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
-    chooses_prior = training_prior is None and loss.any_prior
     seen: Survey | None = None
-    if network is None or chooses_prior or loss.weights_from_survey:
+    if surveys:
         with stages.stage("surveying"):
-            seen = survey(problem, key=key)
+            seen = survey(problem, key=key, recipe=recipe)
+        problem = dataclasses.replace(problem, exchangeable=seen.exchangeable)
     if chooses_prior:
         assert seen is not None
         training_prior = seen.training_prior
@@ -162,15 +182,18 @@ def fit(
         network = WithBaseline(Given(baseline), network)
     control = None
     if loss.takes_control_variate and (anchors or baseline is not None):
-        control = Control(ThetaFeatures(problem, features_key), loss.weights)
-    source = SimulatedBatches(problem, batch_size, repeats, mesh_for(batch_size))
-    program = Program(source, network, loss, steps, optimizer, keep, control)
+        features = ThetaFeatures(problem, features_key, recipe.control_variate)
+        control = Control(features, loss.weights)
+    mesh = mesh_for(batch_size)
+    source = SimulatedBatches(problem, batch_size, repeats, mesh, numbers.validation_batches)
+    program = Program(source, network, loss, steps, optimizer, keep, control, settings=numbers)
     if baseline is not None:
         _check_baseline(program, pilot_key)
     settings = {
         "loss": loss.describe(repeats),
         "training": str(seen) if chooses_prior else "drawn from the prior that was given",
-        "network": describe_network(network) + (" on a baseline" if baseline is not None else ""),
+        **describe_estimator(network, x),
+        "recipe": repr(recipe),
         "steps": steps,
         "batch_size": batch_size,
         "repeats": repeats,
@@ -193,6 +216,50 @@ def fit(
         survey=seen,
     )
     return dataclasses.replace(trained, problem=problem)
+
+
+def _with_arguments(recipe: Recipe, **given: int | None) -> Recipe:
+    """The recipe with the numbers that are arguments of `fit`: each is said in one place."""
+    said = changes(recipe.schedule)
+    values: dict[str, int] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        check_count(name, value, least=0 if name == "anchors" else 1)
+        values[name] = int(value)
+        if name in said and said[name] != value:
+            raise ValueError(
+                f"{name} is {value} and recipe.schedule.{name} is {said[name]}: say it once"
+            )
+    schedule = dataclasses.replace(recipe.schedule, **values)
+    return dataclasses.replace(recipe, schedule=schedule)
+
+
+def _refuse_unused(
+    recipe: Recipe, surveys: bool, has_network: bool, optimizer: Any, loss_is_open: bool
+) -> None:
+    """Refuse settings that nothing would come of."""
+    unused: dict[str, str] = {}
+    if not surveys:
+        why = "there is no survey: network and training_prior are given, and loss needs no weights"
+        unused |= dict.fromkeys(("survey", "error_model", "exchangeability", "summaries"), why)
+    if has_network:
+        unused |= dict.fromkeys(("baseline", "network"), "network is given")
+    for name, why in unused.items():
+        if changes(getattr(recipe, name)):
+            raise ValueError(f"recipe.{name} has no use here, since {why}: leave one of them out")
+    said, unused = changes(recipe.schedule), {}
+    if optimizer is not None:
+        unused["learning_rate"] = "optimizer is given"
+    if isinstance(optimizer, optax.GradientTransformation):
+        unused["warm_up"] = "optimizer is given"
+    if not loss_is_open:
+        unused["bias_weights"] = "loss says what it is, or has none"
+    for name, why in unused.items():
+        if name in said:
+            raise ValueError(
+                f"recipe.schedule.{name} has no use here, since {why}: leave one of them out"
+            )
 
 
 def _typical(pilot: Draw) -> list[str]:

@@ -19,6 +19,7 @@ from .._core.keys import key_for
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats, penalised_units
 from .._data.simulated import SimulatedData
+from .._recipe.description import describe_estimator
 from .._runtime.devices import mesh_for
 from .._runtime.digest import arrays_digest
 from .._runtime.progress import progress_for
@@ -32,7 +33,7 @@ from ..nn._measurements import flatten
 from ..nn._standardize import Standardized, scale_back, scaling
 from .batches import DataBatches
 from .input_range import trained_on_rows
-from .loop import Keys, Schedule, describe_network, refuse_tracing, train
+from .loop import Keys, Schedule, refuse_tracing, train
 from .pools import Prepared, Split, padded_pool, prepare, rounded_up
 from .program import Keep, Program
 from .result import Fit
@@ -142,7 +143,7 @@ def fit_data(
     settings = {
         "loss": loss.describe(_typical_repeats(sizes, repeats)),
         "training": repr(training if prepared.shards is None else data),
-        "network": describe_network(network),
+        **describe_estimator(network, x),
         "steps": steps,
         "keep": keep,
         "validations": validations,

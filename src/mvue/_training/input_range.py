@@ -20,6 +20,8 @@ from .._core.keys import key_for
 from .._core.problem import Problem
 from .._core.sampling import compiled_draw, finite_units
 from .._core.types import Measurement
+from .._recipe.exchangeability import settled
+from .._recipe.settings import Recipe
 from .._serialise.registry import register
 
 DRAWS = 2**14
@@ -29,6 +31,7 @@ LARGEST_TOTAL = 2**28  # numbers simulated; of larger measurements there are few
 FALSE_ALARMS = 1e-3
 """The share of measurements like those of training that may count as outside."""
 WIDENED = 1.25
+SETTLING = 2**31 - 1  # number of the key that shows whether rows are exchangeable
 TINY = np.finfo(np.float64).tiny
 
 
@@ -182,6 +185,8 @@ class TrainedOn:
 def trained_on_problem(problem: Problem) -> TrainedOn:
     """From simulations of the problem that was trained on."""
     key = key_for("save", jr.key(0))
+    problem = settled(problem, jr.fold_in(key, SETTLING), Recipe())
+    is_set = bool(problem.exchangeable)
     x, _ = problem.shapes()
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     draws = int(np.clip(LARGEST_TOTAL // size, FEWEST, DRAWS))
@@ -195,9 +200,9 @@ def trained_on_problem(problem: Problem) -> TrainedOn:
             y = np.asarray(drawn.y, np.float64)[good]
             ends.append(np.stack([y.min(axis=0), y.max(axis=0)]))
             first = jax.tree.map(lambda leaf, good=good: np.asarray(leaf)[good, 0], drawn.x)
-            yield numbers_of(first, is_set=bool(problem.exchangeable))
+            yield numbers_of(first, is_set=is_set)
 
-    found = InputRange.of_draws(pieces(), is_set=bool(problem.exchangeable))
+    found = InputRange.of_draws(pieces(), is_set=is_set)
     y_range = np.stack([np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]])
     return TrainedOn(problem.names or (), x, found, y_range)
 

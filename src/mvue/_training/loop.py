@@ -29,7 +29,6 @@ from .._runtime.programs import compiled
 from .._runtime.progress import Progress
 from .._runtime.signals import stop_signals
 from .._version import __version__
-from ..nn._frozen import count_weights
 from .checkpoint import Checkpoints
 from .program import Arrays, Program, State, Sums, check_optimizer
 from .result import Fit, History, Outcome
@@ -218,12 +217,6 @@ def refuse_tracing(key: Key) -> None:
     """Training decides on the host; it cannot be part of a compiled function."""
     if isinstance(key, Tracer):
         raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
-
-
-def describe_network(network: Any) -> str:
-    """The network in words."""
-    inner = getattr(network, "network", network)
-    return f"{type(inner).__name__}, {count_weights(network):,} weights"
 
 
 def _record(

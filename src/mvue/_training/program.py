@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw
 from .._core.types import Estimator, Key
+from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
 from ..losses._loss import Loss
@@ -25,10 +26,7 @@ from ..nn._staged import OnBaseline, finish, prepare
 from .batches import BatchSource, SimulatedBatches
 from .control_variate import Anchor, BiasSums, Control
 
-AVERAGED_FRACTION = 0.15  # of the steps, the horizon of the weight average
-
 BASELINE_UNITS = 4096  # on which a baseline is checked
-ANCHOR_SHARE = 1 / 12  # batches from which an anchor is measured, of the steps
 
 Keep = Literal["average", "best", "last"]
 
@@ -82,7 +80,9 @@ class Program:
         keep: Keep,
         control: Control | None = None,
         same_as: Hashable | None = None,
+        settings: ScheduleSettings | None = None,
     ) -> None:
+        self.settings = settings or ScheduleSettings()
         self.source, self.loss, self.control = source, loss, control
         self.same_as = same_as
         self.steps, self.keep, self.d = steps, keep, source.d
@@ -96,7 +96,8 @@ class Program:
             )
         self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
         if not isinstance(optimizer, optax.GradientTransformation):
-            optimizer = default_optimizer(steps, 5e-3 if optimizer is None else float(optimizer))
+            peak = self.settings.learning_rate if optimizer is None else float(optimizer)
+            optimizer = default_optimizer(steps, peak, self.settings.warm_up)
         self.optimizer = optax.with_extra_args_support(optimizer)
 
     def initial_state(self) -> State:
@@ -190,7 +191,7 @@ class Program:
         def add(i: Array, sums: BiasSums) -> BiasSums:
             return jax.tree.map(jnp.add, sums, batch(i))
 
-        batches = max(1, round(ANCHOR_SHARE * self.steps))
+        batches = max(1, round(control.features.settings.share * self.steps))
         return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
 
     def run(
@@ -227,7 +228,7 @@ class Program:
             grads, state.opt_state, state.params, value=value
         )
         params = optax.apply_updates(state.params, updates)
-        share = jnp.maximum(1 / (state.step + 1), 1 / (1 + AVERAGED_FRACTION * self.steps))
+        share = jnp.maximum(1 / (state.step + 1), 1 / (1 + self.settings.averaged * self.steps))
         average = optax.incremental_update(params, state.average, share)
         mse, bias2 = self.source.moments(estimates, draw)
         sums = Sums(*map(jnp.add, state.sums, (value, mse, bias2, jnp.ones(()))))
@@ -268,9 +269,9 @@ def check_optimizer(optimizer: Any) -> None:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
 
 
-def default_optimizer(steps: int, peak: float) -> optax.GradientTransformation:
-    """Adam, warmed up over the first hundredth of training, then a cosine decay to zero."""
-    warmup = max(1, steps // 100)
+def default_optimizer(steps: int, peak: float, warm_up: float) -> optax.GradientTransformation:
+    """Adam, warmed up over the first share of training, then a cosine decay to zero."""
+    warmup = max(1, int(warm_up * steps))
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
 
 

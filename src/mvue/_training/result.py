@@ -128,8 +128,12 @@ class Fit(Carrier):
         if np.isfinite(seen["squared_bias"]):
             held_out += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
         rows = [
-            ("loss", f"{s['loss']}; {s['batch']}"),
+            ("loss", s["loss"]),
+            ("batch", s["batch"]),
+            ("summaries", s["summaries"]),
+            ("start", s["start"]),
             ("network", f"{s['network']}; {self.weights}"),
+            ("calibration", s["calibration"]),
             ("training", s["training"]),
             ("held out", f"{held_out} ({s['held_out']})"),
         ]
