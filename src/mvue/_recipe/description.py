@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._core.measurements import flatten
 from ..nn._frozen import count_weights
+from ..nn._measurements import flatten
 from ..nn._staged import WithBaseline
 from ..nn._standardize import Standardized
 from .network import Corrected
