@@ -151,6 +151,19 @@ def test_any_units_will_do():
     assert abs(wide.score(1e39 * X, y) - plain) < 1e-3
 
 
+def test_data_are_brought_to_standard_units_once():
+    """A column that never varies, and components of y of very different size."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(rng.uniform(1.0, 3.0, (20, 2)) * [1.0, 1e-3], 4, axis=0)
+    X = np.column_stack([y + 1e-3 * rng.normal(size=y.shape), np.full(len(y), 1e6)])
+    model = BCERegressor(0.0, hidden=(), steps=50, random_state=0).fit(X, y)
+    linear, scale = model.fit_.estimator.layers
+    assert linear.weight.shape == (2, 3)
+    np.testing.assert_allclose(scale.fn.matrix[0] / scale.fn.matrix[1], 1e3, rtol=0.5)
+    np.testing.assert_array_equal(scale.fn.shift, 0.0)
+    assert np.isfinite(model.predict(X)).all()
+
+
 def test_divergence_is_warned_about():
     X, y = sample(np.random.default_rng(0))
     with pytest.warns(ConvergenceWarning, match="diverged at step"):
