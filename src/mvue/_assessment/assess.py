@@ -1,4 +1,4 @@
-"""Assessment: bias, variance and MSE of estimators at fixed values of the unknown."""
+"""Assessment by Monte Carlo: bias, variance and MSE of estimators at fixed parameter values."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping

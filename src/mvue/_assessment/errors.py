@@ -1,7 +1,7 @@
-"""Errors of estimators, measured piece by piece: memory does not grow with the repeats.
+"""Errors of estimators by Monte Carlo, in pieces, so that memory does not grow with the repeats.
 
-Estimators may take long to compile, so that there is one program which simulates and estimates a
-number of measurements; what is made of the errors are small programs of their own.
+Estimators may take long to compile. So one program simulates and estimates a number of
+measurements, and small programs of their own reduce the errors.
 """
 
 from collections.abc import Callable, Sequence

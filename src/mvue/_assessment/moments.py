@@ -1,7 +1,7 @@
-"""Moments that are added up in pieces, so that memory does not grow with the repeats.
+"""Streaming moments: mean to fourth power, merged from pieces.
 
-A piece is reduced on the device about its own mean; pieces are merged on the host in float64 by
-the exact update formulas of Chan and Pébay.
+A piece is reduced on the device about its own mean. Pieces are merged on the host in float64 by
+the exact pairwise update formulas of Chan and Pébay.
 """
 
 import dataclasses

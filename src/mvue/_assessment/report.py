@@ -1,4 +1,4 @@
-"""The outcome of an assessment: numbers first, then text, tables and pictures of them."""
+"""The result of an assessment: arrays first, then text, tables and figures of them."""
 
 import dataclasses
 from pathlib import Path

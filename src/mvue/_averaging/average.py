@@ -1,4 +1,4 @@
-"""The average of an estimator over many measurements of one unknown."""
+"""Averaging: one estimate from many measurements of the same parameter."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Weighted averages of estimates that are added up in any order and in any pieces.
+"""Weighted running averages that can be merged: estimates arrive in any order and in any pieces.
 
 What is kept of a set of estimates does not depend on the unit of their weights: with the shares
 p_j = w_j / Σ w, besides the mean the sums of p², p² (y - mean), p² (y - mean)² and of p_i p_j over

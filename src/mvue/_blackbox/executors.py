@@ -1,4 +1,4 @@
-"""Tasks in this process, in the workers of an executor, or through joblib: one way to run them."""
+"""Where simulations run: in this process, in an executor's workers, or through joblib."""
 
 import concurrent.futures
 import itertools

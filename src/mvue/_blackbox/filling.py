@@ -1,4 +1,4 @@
-"""Shards that are being filled, and the tasks that fill them."""
+"""The scheduler of black-box simulations: which units are missing, and the tasks that fill them."""
 
 import dataclasses
 import time

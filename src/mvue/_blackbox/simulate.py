@@ -1,4 +1,4 @@
-"""Simulated data from any Python function, by as many workers as there are."""
+"""`simulate`: run any Python function as a simulator, in parallel, into a folder that resumes."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""A limit on the time that one call may take, as far as Python can enforce it."""
+"""A time limit for one call of a simulator, as far as Python can enforce it."""
 
 import faulthandler
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Unknowns for a black-box simulator: theta and y of any unit, whatever was drawn before."""
+"""Parameters of a black-box simulator: theta and y of a unit from its number and the seed."""
 
 import functools
 import hashlib

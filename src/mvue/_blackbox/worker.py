@@ -1,4 +1,4 @@
-"""Draws of a black-box simulator: what a worker does, in whatever process it is."""
+"""What one worker does: simulate the repeats of some units, with retries, and check the results."""
 
 import dataclasses
 import time

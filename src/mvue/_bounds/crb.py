@@ -1,4 +1,4 @@
-"""Cramér-Rao bounds: from the Fisher information of theta to the target y."""
+"""Cramér-Rao bounds: from the Fisher information of theta to the target y by the chain rule."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fisher information as the mean outer product of simulated scores."""
+"""Fisher information by Monte Carlo: the mean outer product of simulated scores."""
 
 import warnings
 from typing import Any, NamedTuple

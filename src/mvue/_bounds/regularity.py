@@ -1,8 +1,8 @@
-"""Whether the support of the data moves with theta.
+"""A check of regularity: does the support of the data move with theta?
 
-If it does, at an end where the density is not small, information from scores is meaningless: what
-tells about theta is which data can occur at all. The mean score, which should be zero, need not
-show it, because the contributions of two ends may cancel.
+If it does, at an end where the density is not small, the Cramér-Rao bound does not hold, and
+information from scores is meaningless. The mean score, which should be zero, need not show it,
+because the contributions of two ends may cancel.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fisher information as a result, and checks of the theta that it is a matrix over."""
+"""Fisher information as a result: a matrix over the coordinates of theta, with standard errors."""
 
 import dataclasses
 from collections.abc import Iterable

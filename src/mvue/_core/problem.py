@@ -1,4 +1,4 @@
-"""What a user brings: a prior, a simulator, perhaps a likelihood; and draws from them."""
+"""`Problem`: a prior, a simulator and, where known, a likelihood; and `Draw`, what it draws."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""Draws from a problem: compiled, and judged before anything is trained on them."""
+"""Draws from a problem: compiled, and checked before anything is trained on them."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""Names of the things that every room speaks of.
+"""Type aliases for the things that every room speaks of.
 
-Axes are always in the order ``(N, M, ...)``: N values of the parameter, M replicate measurements
-of each, then the shape of one measurement or the d components of y.
+Axes are always in the order ``(N, M, ...)``: N units (parameter values), M repeats of each, then
+the shape of one measurement or the d components of y.
 """
 
 from collections.abc import Callable

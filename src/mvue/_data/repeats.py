@@ -1,4 +1,4 @@
-"""Fixed data in which unknowns were measured several times."""
+"""`Repeats`: fixed data in memory, in which each parameter value was measured several times."""
 
 import dataclasses
 from typing import Any, NamedTuple

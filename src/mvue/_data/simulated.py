@@ -1,4 +1,4 @@
-"""Simulated data that need not fit into memory: what `simulate` returns."""
+"""`SimulatedData`: simulations in a folder, which need not fit into memory."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which rows of a table are repeated measurements of the same unknown."""
+"""Grouping: which rows of a table are repeats of the same unit."""
 
 import hashlib
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Parametric bootstrap: subtract from an estimate the bias that simulations at it show."""
+"""Parametric bootstrap: estimate the bias by simulating at the estimate, and subtract it."""
 
 from collections.abc import Callable
 from typing import Any

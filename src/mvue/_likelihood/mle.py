@@ -1,4 +1,4 @@
-"""Maximum likelihood: the classical rival, batched."""
+"""Maximum likelihood for batches of measurements, by Newton's method."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

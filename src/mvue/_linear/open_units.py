@@ -1,4 +1,4 @@
-"""Sums of the units that may still grow while a table is read in pieces."""
+"""Sums of units that may still grow while a table is read in pieces."""
 
 from typing import Any, NamedTuple
 

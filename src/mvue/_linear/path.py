@@ -1,4 +1,4 @@
-"""Linear estimators from λ = 0 to ∞ with their cross-validated error."""
+"""The path of linear estimators from λ = 0 (LMMSE) to ∞ (WLS) with cross-validated errors."""
 
 import dataclasses
 from functools import reduce

@@ -1,4 +1,4 @@
-"""Unbias a trained network without retraining: a new last layer in closed form."""
+"""Unbias a trained network without retraining: linear BCE on its last-layer features."""
 
 import functools
 import warnings

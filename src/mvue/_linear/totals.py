@@ -1,4 +1,4 @@
-"""Sums over rows and units about a fixed shift, made by all cores."""
+"""Sums over rows and units about a fixed shift, computed on all cores."""
 
 import functools
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A saved estimator in use, with what its file says about it."""
+"""`Model`: a loaded estimator in use; checks its input and predicts batches of any size."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Saving estimators to a file and loading them, without running anything that a file says."""
+"""`save` and `load`: estimators in one file, read without executing anything from it."""
 
 import math
 import platform

@@ -1,4 +1,4 @@
-"""A minimiser for log-likelihoods: Newton's method in a box, in units of standard errors."""
+"""Newton's method with a line search in a box, for negative log-likelihoods."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,10 +1,10 @@
-"""A first estimate in closed form, for the default network to correct.
+"""The closed-form start of the default network: linear bias constrained estimation on summaries.
 
-Two steps. The plug-in estimate: least squares on statistics and random features, of y in a scale in
-which its standard deviation is one, taken back to the units of y. The baseline: a linear bias
-constrained estimate from the plug-in and natural statistics (means, variances, products, inverses,
-extremes), with errors weighted by the survey. Where the answer is a sum of such statistics, the
-baseline is nearly the answer.
+Two steps. The plug-in estimate: least squares on statistics and random features, of y in a
+variance-stabilised scale, taken back to the units of y. The baseline: a linear bias constrained
+estimate from the plug-in and natural statistics (means, variances, products, inverses, extremes),
+with errors weighted by the survey. Where the answer is linear in these statistics, the baseline is
+nearly the answer.
 """
 
 import dataclasses

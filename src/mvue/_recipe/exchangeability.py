@@ -1,9 +1,9 @@
-"""Whether the order of measured numbers matters, judged on simulations.
+"""A permutation test of exchangeability on simulations: does the order of the elements matter?
 
-If it does not, the ranks of the elements are a random permutation: none is larger than another on
-average, nor further out, nor goes together with a third more than others do, whatever the unknown
-is. Differences add up over elements and draws; what cannot be seen in thousands of draws tells next
-to nothing of the unknown.
+If it does not, the ranks of the elements are a random permutation at every theta: none is larger
+than another on average, nor further out, nor correlated with a third more than others are. The
+statistics add up over elements and draws. An effect that thousands of draws do not show carries
+next to no information about theta.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The default network: a closed-form baseline and a network that corrects it."""
+"""The default network: a perceptron that corrects a closed-form start, in units of its error."""
 
 from typing import NamedTuple
 

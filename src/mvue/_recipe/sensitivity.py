@@ -1,4 +1,4 @@
-"""How well theta can be told from the data, measured on simulations around given values."""
+"""Information by simulation: how far means of statistics move with theta, against their noise."""
 
 import dataclasses
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""A smooth function through scattered noisy values: kernel ridge regression."""
+"""Kernel ridge regression: a smooth function through scattered noisy values."""
 
 import equinox as eqx
 import jax.numpy as jnp

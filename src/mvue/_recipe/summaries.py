@@ -1,7 +1,7 @@
-"""What the default network sees of one measurement: classical statistics, in several scales.
+"""Summary statistics of one measurement: what the default network sees.
 
-Sufficient statistics of common models are sums, extremes, and powers and logarithms of these. Given
-a choice of them, a small network has little left to learn.
+Sufficient statistics of common models are sums, extremes, and powers and logarithms of these. With
+a choice of them as input, a small network has little left to learn.
 """
 
 import functools

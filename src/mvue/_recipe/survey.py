@@ -1,11 +1,10 @@
-"""A look at the problem before training: where to draw unknowns, and how large errors are there.
+"""The survey: simulations before training that decide where to draw parameters and weight errors.
 
-The unit of everything is the standard deviation with which theta can be told from the data. It is
-measured on simulations alone, from how far the means of some statistics move against their noise:
-the information in those statistics, a lower bound on Fisher's that needs no likelihood and holds
-for irregular models, too. Unknowns are drawn evenly in this unit (Jeffreys' prior, coordinate by
-coordinate) and beyond the ends of the range of interest by a few units, because estimates near an
-end are made from data that also come from beyond it.
+The unit of everything is the standard deviation with which theta can be estimated. It comes from
+simulations alone: the linear Fisher information of some summary statistics, which never exceeds the
+true information, needs no likelihood, and exists for irregular models, too. Parameters are drawn
+evenly in this unit (Jeffreys' prior, coordinate by coordinate), and beyond the ends of the range of
+interest by a few units, because data that look like the end also come from beyond it.
 """
 
 import dataclasses

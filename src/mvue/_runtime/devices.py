@@ -1,8 +1,8 @@
-"""Devices and processes: who simulates which unknowns, and how all of them stay in step.
+"""Data parallelism: the units of a batch are divided over devices and processes.
 
-One rule for all: the work of a batch is divided along its first axis, everything else is the same
-everywhere. What a part computes depends on its numbers within the whole batch alone, so that the
-same random numbers are drawn on any number of devices.
+The work of a batch is divided along its first axis; everything else is replicated. What a part
+computes depends on its place in the whole batch alone, so that any number of devices draws the
+same random numbers.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Digests of traced programs and of arrays, by which a training run is told from another."""
+"""Digests of traced programs and of arrays, which identify a training run."""
 
 import hashlib
 import re

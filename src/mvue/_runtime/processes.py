@@ -1,4 +1,4 @@
-"""Values that each process of a job has made by itself, told to all of them."""
+"""Collective operations: values of each process, gathered in all processes of a job."""
 
 import io
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
-"""Compiled programs that are used again.
+"""A cache of compiled programs.
 
-Training compiles for seconds what may then run for one: the folds of a cross-validation, or the
-same problem under other keys, are one program with other arrays.
+Training compiles for seconds what may then run for one second. The folds of a cross-validation, or
+the same problem under other keys, are one program with other arrays.
 """
 
 import hashlib

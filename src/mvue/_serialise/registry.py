@@ -1,4 +1,4 @@
-"""What a model file may name: classes and functions that were registered, and nothing else."""
+"""The registry: which classes and functions a model file may name."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""Where the batches of training come from: fresh simulations, or fixed data."""
+"""Batches for training: N units and M repeats, from fresh simulations or from fixed data."""
 
 import dataclasses
 from collections.abc import Callable

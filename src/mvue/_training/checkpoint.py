@@ -1,4 +1,4 @@
-"""Training states on disk: written whole or not at all, and never mixed up.
+"""Checkpoints of training states: atomic, and tied to the identity of the run.
 
 Each checkpoint holds the leaves of the training state and a record: what the run is (its
 identity), its history so far, and a digest of the leaves. A run resumes only from a checkpoint

@@ -1,8 +1,9 @@
-"""The control variate of the bias penalty.
+"""The control variate that lowers the variance of the bias penalty.
 
 At an anchor, a copy of the weights, the bias is measured on many simulations as a smooth function
-of theta. What remains of the anchor's errors is noise of mean zero, which is subtracted from the
-penalty of the steps that follow: its expectation stays, its variance falls.
+of theta (a sum of Legendre polynomials). What remains of the anchor's errors has mean zero. It is
+subtracted from the errors in the penalty of the steps that follow, whose expectation stays and
+whose variance falls.
 """
 
 from collections.abc import Callable

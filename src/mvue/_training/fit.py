@@ -1,4 +1,4 @@
-"""Training on fresh simulations: what is not given is decided, then the program runs."""
+"""`fit`: train an estimator on fresh simulations; what is not given, the recipe decides."""
 
 import dataclasses
 import time

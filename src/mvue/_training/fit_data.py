@@ -1,4 +1,4 @@
-"""Training on fixed data in which unknowns were measured several times."""
+"""`fit_data`: train an estimator on fixed data with repeats."""
 
 import dataclasses
 import time

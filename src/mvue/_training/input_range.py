@@ -1,4 +1,4 @@
-"""What measurements looked like in training, to tell when others are far outside.
+"""Novelty detection: is a measurement unlike all those of training?
 
 A measurement has up to three scores: its most extreme number, its mean and its spread, each in
 units of what is usual. A score is far outside if it exceeds the largest one of all training draws,

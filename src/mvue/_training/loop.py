@@ -1,8 +1,8 @@
-"""The host's side of training: one compiled program, run in pieces.
+"""The training loop on the host: one compiled program, run in pieces.
 
 The host is visited a few times a second, for the progress bar, interruption, validation on
-held-out unknowns and checkpoints. Nothing that the result depends on happens in between: a run
-cut into other pieces, or stopped and resumed, ends with the same bits.
+held-out draws and checkpoints. Nothing that the result depends on happens in between: a run cut
+into other pieces, or stopped and resumed, ends with the same bits.
 """
 
 import signal

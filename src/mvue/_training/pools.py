@@ -1,4 +1,4 @@
-"""What of a data set is trained on, what is held out, and what is on the device when."""
+"""Pools of fixed data: the split into training and held-out parts, and what is on the device."""
 
 from numbers import Real
 from typing import Literal, NamedTuple

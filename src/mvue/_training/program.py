@@ -1,7 +1,7 @@
-"""The compiled part of training: simulate, estimate, update, and validate.
+"""The compiled program of training: simulate, estimate, update and validate.
 
-Everything here is traced once per fit. No random number depends on anything but the key of the
-run and the number of the step.
+Everything here is traced once per fit. Random numbers depend on the key of the run and the number
+of the step alone.
 """
 
 import copy

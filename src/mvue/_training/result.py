@@ -1,4 +1,4 @@
-"""What training returns."""
+"""`Fit`: what training returns, the estimator and how it came about."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""The command line: thin doors to the library."""
+"""The entry point `mvue`: experiments, and the commands of the other files."""
 
 import dataclasses
 import enum

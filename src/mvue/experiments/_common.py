@@ -1,4 +1,4 @@
-"""What every experiment shares: its settings, its folder, and the files it leaves there."""
+"""The frame of every experiment: settings, presets, the folder of a run and the files in it."""
 
 import dataclasses
 import platform

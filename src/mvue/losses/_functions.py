@@ -1,8 +1,7 @@
-"""Losses as pure functions of arrays: NumPy, JAX and PyTorch alike.
+"""Losses as pure functions of arrays, for NumPy, JAX and PyTorch.
 
-Every function takes ``estimates`` of shape (N, M, d), the estimator applied to M measurements
-of each of N unknowns, and ``y`` of shape (N, d), the truth. Shapes are checked and nothing is
-broadcast silently.
+Every function takes ``estimates`` of shape (N, M, d), the estimator applied to M repeats of each of
+N units, and ``y`` of shape (N, d), the truth. Shapes are checked; nothing is broadcast silently.
 """
 
 import math

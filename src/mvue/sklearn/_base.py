@@ -1,4 +1,4 @@
-"""What the linear estimators share: checks of the data, and prediction."""
+"""The base of the linear estimators: checks of the data, and prediction."""
 
 from typing import Any, NamedTuple
 

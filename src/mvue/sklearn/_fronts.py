@@ -1,4 +1,4 @@
-"""What saved estimators of scikit-learn are made of: transformers around a regressor of mvue."""
+"""Pipelines in model files: transformers of scikit-learn around a regressor of mvue."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is measured of a student: accuracy against the number of crops, bias and variance."""
+"""Measures of a student: accuracy against the number of crops, bias and variance."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Networks of sensors that measure one unknown, and how the error of their average falls."""
+"""Networks of sensors that measure one parameter, and how the error of their average falls."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

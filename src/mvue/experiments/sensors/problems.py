@@ -1,4 +1,4 @@
-"""What the sensors of the experiment measure, and the estimators that they are given."""
+"""The measurements of the sensors, and the estimators that they are given."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What was measured on one textbook problem, and what it says, in numbers and in tables."""
+"""Results on textbook problems, in numbers and in tables."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

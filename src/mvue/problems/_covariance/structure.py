@@ -1,4 +1,4 @@
-"""What a covariance matrix with a linear structure tells about its unknowns, without a prior."""
+"""A covariance matrix that is linear in its parameters: sufficient statistics and information."""
 
 import dataclasses
 import functools

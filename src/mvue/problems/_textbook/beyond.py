@@ -1,4 +1,4 @@
-"""Where theory stops short: no estimator is best everywhere, or for one family of laws only."""
+"""Problems where theory stops short: no estimator is uniformly best."""
 
 from collections.abc import Callable
 

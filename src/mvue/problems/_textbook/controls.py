@@ -1,4 +1,4 @@
-"""Negative controls: unknowns that no estimator can be unbiased for."""
+"""Negative controls: parameters for which no unbiased estimator exists."""
 
 from collections.abc import Callable
 from typing import Any

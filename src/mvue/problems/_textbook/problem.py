@@ -1,4 +1,4 @@
-"""A textbook problem: what theory says about its best unbiased estimator is known."""
+"""`Textbook`: a problem whose minimum-variance unbiased estimator is known exactly."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
