@@ -42,7 +42,7 @@ class NonFiniteWarning(UserWarning):
 
 
 class NoRepeatsWarning(UserWarning):
-    """No unknown was measured twice, so that noise and signal cannot be told apart."""
+    """No parameter was measured twice, so that noise and signal cannot be told apart."""
 
 
 class UnresolvedSignalWarning(UserWarning):

@@ -39,7 +39,7 @@ def assess(
     of: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
 ) -> Report:
-    """Measure bias, variance and MSE at chosen values of the unknown, with standard errors.
+    """Measure bias, variance and MSE at chosen values of the parameter, with standard errors.
 
     Every estimator sees the same measurements, so differences between estimators are known
     better than each one alone. Memory does not grow with `repeats`.
@@ -258,7 +258,7 @@ def _complete(problem: Problem, at: Any, one: Mapping[str, Any], key: Key) -> An
 
 
 def _spread(problem: Problem, key: Key) -> Theta:
-    """Values spread over the prior: at equal steps of rank, for one unknown; else drawn."""
+    """Values spread over the prior: at equal steps of rank, for one parameter; else drawn."""
     theta = jax.vmap(problem.sample_prior)(jr.split(key, RANGE_DRAWS))
     y = jax.vmap(problem.y_of)(theta)
     if y.shape[1] == 1:

@@ -143,7 +143,7 @@ class ErrorPieces:
         """Averages over the prior of squared error and squared bias.
 
         Args:
-            key: decides the unknowns and their measurements.
+            key: decides the units and their measurements.
             unit: the size of errors.
         """
         m = PRIOR_REPLICATES

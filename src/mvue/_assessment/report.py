@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PriorAverage(NamedTuple):
-    """Averages over unknowns drawn from the prior, summed over components."""
+    """Averages over units drawn from the prior, summed over components."""
 
     bmse: float
     """Mean squared error."""
@@ -27,12 +27,12 @@ class PriorAverage(NamedTuple):
     """Mean of the squared bias; estimated without bias, so it may be slightly negative."""
     squared_bias_se: float
     failures: int
-    """Unknowns that were left out because an estimate of theirs was not finite."""
+    """Units that were left out because an estimate of theirs was not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assessment:
-    """One estimator at K values of the unknown; arrays of shape (K, d) unless stated."""
+    """One estimator at K values of the parameter; arrays of shape (K, d) unless stated."""
 
     bias: np.ndarray
     """Mean of estimate - y."""

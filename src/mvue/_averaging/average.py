@@ -142,16 +142,16 @@ def average(
     chunk_size: int | None = None,
     progress: bool | None = None,
 ) -> RunningAverage:
-    """Average an estimator over the measurements of one unknown, or of many unknowns.
+    """Average an estimator over the measurements of one parameter, or of many parameters.
 
     The result has the estimate, its standard error and the number of measurements; results of
     several calls can be merged, so that a stream needs no more memory than one piece of it.
 
     Args:
         estimator: of one measurement, a `Fit` or a `Model`.
-        x: an array or pytree whose leaves have the measurements of one unknown along `axis`; axes
-            in front of it are for different unknowns. Or a list of sets of different sizes, one
-            for each unknown, with `axis` 0.
+        x: an array or pytree whose leaves have the measurements of one parameter along `axis`; axes
+            in front of it are for different parameters. Or a list of sets of different sizes, one
+            for each parameter, with `axis` 0.
         axis: counted from the front, as the shape of one measurement follows it.
         weights: shape (..., M), or (..., M, d) for weights by component, a list of such for a list
             of sets; or ``weights(x)`` of one measurement. Equal by default. Weights that depend on

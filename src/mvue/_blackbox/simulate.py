@@ -45,7 +45,7 @@ def simulate(
     time_limit: float | None = None,
     progress: bool | None = None,
 ) -> SimulatedData:
-    """Simulate unknowns and repeated measurements of each with any Python function.
+    """Simulate units and repeated measurements of each with any Python function.
 
     Every draw has random numbers of its own, which depend on the seed, the unit, the repeat and
     the attempt alone: the data are the same bit by bit whatever the executor, and more units or
@@ -58,7 +58,7 @@ def simulate(
             ``numpy.random.Generator``.
         prior: as in `Problem`, or a function ``prior(rng) -> theta``, where theta is a number, an
             array or a dict of these. It is drawn in this process.
-        units: number of unknowns.
+        units: number of units.
         repeats: measurements of each.
         seed: of all random numbers, at least 0.
         executor: where the simulator runs: None for this process; any executor with ``submit``,

@@ -24,21 +24,21 @@ RUN_AS_IT_IS = """run it as it is with mvue.simulate and train on its data:
 
 
 class Draw(NamedTuple):
-    """N unknowns and M measurements of each."""
+    """N units and M measurements of each."""
 
     theta: Theta
     """What the simulator was given; leaves of shape (N, ...)."""
     y: Float[Array, "n d"]
-    """The unknowns to estimate."""
+    """The parameters to estimate."""
     x: Measurement
     """The measurements; leaves of shape (N, M, ...)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """An estimation problem: unknowns are drawn from a prior and measured by a simulator.
+    """An estimation problem: parameters are drawn from a prior and measured by a simulator.
 
-    The prior says which unknowns to train on. It need not be believed: the estimator of large
+    The prior says which parameters to train on. It need not be believed: the estimator of large
     bias weight does not depend on it, only its range matters.
 
     Args:
@@ -48,7 +48,7 @@ class Problem:
             in JAX; batching happens outside.
         log_likelihood: optional ``log_likelihood(theta, x) -> scalar``.
         target: ``target(theta) -> y``, what is estimated; the rest of theta is a nuisance that
-            all measurements of one unknown share. By default theta itself, which must then be
+            all measurements of one unit share. By default theta itself, which must then be
             one array.
         names: one name for each component of y.
         exchangeable: whether the leading axis of x indexes independent, identically distributed
@@ -126,7 +126,7 @@ class Problem:
         return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, samples))
 
     def y_of(self, theta: Theta) -> Float[Array, " d"]:
-        """The unknown in one theta, as a vector."""
+        """The parameter y in one theta, as a vector."""
         y = theta if self.target is None else self.target(theta)
         if not hasattr(y, "shape"):
             y = jnp.asarray(y)
@@ -138,9 +138,9 @@ class Problem:
         return jnp.reshape(jnp.asarray(y, dtype=jnp.result_type(float)), (-1,))
 
     def draw(self, key: Key, n: int, m: int) -> Draw:
-        """N unknowns from the prior and M measurements of each, all with noise of their own.
+        """N units from the prior and M measurements of each, all with noise of their own.
 
-        Unknown i and its measurement j depend on the key, i and j alone, so a larger draw
+        Unit i and its measurement j depend on the key, i and j alone, so a larger draw
         begins with the smaller one.
         """
         check_count("n", n)
@@ -148,7 +148,7 @@ class Problem:
         return jax.vmap(lambda i: self.draw_unit(key, i, m))(jnp.arange(n))
 
     def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
-        """Unknown number i of `draw` alone, without the axis of unknowns."""
+        """Unit number i of `draw` alone, without the axis of units."""
         # Number 0 of the unknown's keys is for theta, the others for its measurements.
         keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
         theta = self.sample_prior(keys[0])

@@ -15,13 +15,13 @@ NONFINITE_LIMIT = 0.01
 
 
 NONFINITE_FROM = 1_000
-"""So many unknowns must have been simulated before a fraction is judged."""
+"""So many units must have been simulated before a fraction is judged."""
 
 
 def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     """A first look at the simulator: refuses one that cannot be trained on.
 
-    Unknowns with a non-finite measurement are left out, if they are few.
+    Units with a non-finite measurement are left out, if they are few.
     """
     draw = compiled_draw(problem, key, n, max(m, 2))
     finite = finite_units(draw)
@@ -55,7 +55,7 @@ def _draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
 
 def finite_units(draw: Draw) -> Array:
-    """Which unknowns have finite y and finite measurements throughout, (N,)."""
+    """Which units have finite y and finite measurements throughout, (N,)."""
     n = draw.y.shape[0]
     checks = [
         jnp.isfinite(leaf).reshape(n, -1).all(axis=1)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from jaxtyping import Array, PyTree
 
 Theta: TypeAlias = PyTree
-"""Everything the simulator needs: the unknown and the nuisance parameters."""
+"""Everything the simulator needs: the parameter of interest and the nuisance parameters."""
 
 Measurement: TypeAlias = PyTree
 """What an estimator sees: an array or a pytree of arrays."""

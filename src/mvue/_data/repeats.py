@@ -12,7 +12,7 @@ from .units import group_rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeats:
-    """Measurements of unknowns, several of each; rows are in the order of units.
+    """Measurements of units, several of each; rows are in the order of units.
 
     Make one with `Repeats.from_rows`.
     """
@@ -20,7 +20,7 @@ class Repeats:
     x: np.ndarray
     """The measurements, shape (rows, ...)."""
     y: np.ndarray
-    """The unknowns, shape (units, d)."""
+    """The parameters, shape (units, d)."""
     starts: np.ndarray
     """Where the rows of each unit begin, and where the last one ends, shape (units + 1,)."""
 

@@ -51,7 +51,7 @@ class Shard(NamedTuple):
     """Consecutive units of simulated data."""
 
     y: np.ndarray
-    """The unknowns, shape (units, d)."""
+    """The parameters, shape (units, d)."""
     x: np.ndarray
     """The measurements, shape (units, repeats, ...); NaN, or 0 for integers, where absent."""
     present: np.ndarray

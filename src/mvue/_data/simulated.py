@@ -12,13 +12,13 @@ from .shards import Failure, Kind, Shard, ShardFolder, ShardLayout, Shards
 
 
 class SimulatedData:
-    """Unknowns and repeated measurements of each, in a folder or in memory.
+    """Units and repeated measurements of each, in a folder or in memory.
 
     `mvue.simulate` makes it, `SimulatedData.open` opens a finished folder. It is read in shards of
     consecutive units, whose arrays are mapped from the files, so that it may be larger than memory.
 
     Attributes:
-        n_units: number of unknowns.
+        n_units: number of units.
         repeats: measurements of each.
         names: one name for each component of y.
         x_shape: shape of one measurement.

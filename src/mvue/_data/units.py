@@ -33,7 +33,7 @@ class UnitRows(NamedTuple):
 
 
 def group_rows(y: np.ndarray, unit_ids: Any = None) -> UnitRows:
-    """Which rows are repeats of one unknown.
+    """Which rows are repeats of one unit.
 
     Args:
         y: shape (n, d), float64.

@@ -1,6 +1,6 @@
 """First and second moments of rows that are grouped into units, added up in pieces.
 
-A unit is one value of the unknown; its rows are repeated measurements of it. Linear estimators
+A unit is one value of the parameter; its rows are repeated measurements of it. Linear estimators
 need the scatter of all rows and the part of it that lies between units. The part between units
 is made of one sum per unit, so a unit whose rows arrive in several pieces must keep its sum until
 the last of them is there. Units that may still grow are *open*. Their number is limited: the
@@ -155,7 +155,7 @@ class GroupedMoments:
         """Add units that are complete and never come back; nothing is kept of each.
 
         Args:
-            x: shape (N, M, p), M measurements of each of N unknowns.
+            x: shape (N, M, p), M measurements of each of N units.
             y: shape (N, d).
         """
         x, y = np.asarray(x), np.asarray(y, np.float64)

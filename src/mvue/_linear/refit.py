@@ -142,7 +142,7 @@ def refit_last_layer(
         weight: as in `bce`, a scalar: makes errors comparable where their size depends on y.
         features: ``features(x) -> (p,)``, for networks of another form: what the last layer
             is to see.
-        units: unknowns to simulate.
+        units: units to simulate.
         repeats: measurements of each.
     """
     check_bias_weight(bias_weight, finite=False)
@@ -151,7 +151,7 @@ def refit_last_layer(
         features = last_layer_features(estimator, _examples(problem_or_data))
 
     def rows(draw: Draw) -> tuple[Array, Array]:
-        """Features with a constant one, and y, of an unknown; both scaled by √weight."""
+        """Features with a constant one, and y, of a unit; both scaled by √weight."""
         values = jax.vmap(lambda x: jnp.append(features(x), 1.0))(draw.x)
         root = jnp.sqrt(_weight(weight, draw.y))
         return values * root, draw.y * root
@@ -235,12 +235,12 @@ def _linear_layers(network: Any) -> list[eqx.nn.Linear]:
 
 
 class _UnitPieces(NamedTuple):
-    """Unknowns and their measurements, in pieces as large as memory allows."""
+    """Units and their measurements, in pieces as large as memory allows."""
 
     unit: Callable[[Array, Any], Draw]
-    """Of the number of an unknown within its piece, and what the piece has in common."""
+    """Of the number of a unit within its piece, and what the piece has in common."""
     pieces: list[tuple[int, Callable[[], Any]]]
-    """How many unknowns each has, and what they have in common."""
+    """How many units each has, and what they have in common."""
 
 
 def _simulated(
@@ -279,9 +279,9 @@ def _fixed(data: Draw, width: int) -> _UnitPieces:
 def _moments(
     source: _UnitPieces, rows: Callable[[Draw], tuple[Array, Array]]
 ) -> tuple[GroupedMoments, int, int]:
-    """Moments of the rows of all unknowns that are finite, how many are not, and of how many.
+    """Moments of the rows of all units that are finite, how many are not, and of how many.
 
-    All devices of all processes share the unknowns of a piece. Each process adds up the rows of
+    All devices of all processes share the units of a piece. Each process adds up the rows of
     its own in float64, and in the end these sums are merged.
     """
 

@@ -1,6 +1,6 @@
 """Linear bias constrained estimators of every bias weight from one eigendecomposition.
 
-With S = E[x xᵀ], W the covariance of x around its mean for a fixed unknown, C = E[y xᵀ] and
+With S = E[x xᵀ], W the covariance of x around its mean for a fixed parameter, C = E[y xᵀ] and
 ρ = λ / (λ + 1) the estimator is A = C (S − ρ W)⁻¹. In the basis v_k in which S is the identity
 and W is diagonal, W v_k = g_k S v_k, it is a sum over directions of x that have nothing to do with
 each other,

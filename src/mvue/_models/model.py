@@ -28,7 +28,7 @@ class Model(Carrier):
     estimator: Any
     """What was saved: a function of one measurement, or an estimator of scikit-learn."""
     trained_on: TrainedOn | None
-    """Names of the unknowns, shape of a measurement, and what training covered, where known."""
+    """Names of the parameters, shape of a measurement, and what training covered, where known."""
     training: dict[str, Any]
     """How it was trained, where it was saved from a `Fit`."""
     assessment: dict[str, Any] | None
@@ -38,7 +38,7 @@ class Model(Carrier):
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Names of the unknowns, where known."""
+        """Names of the parameters, where known."""
         return None if self.trained_on is None else self.trained_on.names
 
     @property

@@ -110,7 +110,7 @@ class Baseline(Frozen):
 
 
 class _Piece(NamedTuple):
-    """What is seen of some unknowns; arrays with leading axes (N, M) or (N,)."""
+    """What is seen of some units; arrays with leading axes (N, M) or (N,)."""
 
     inputs: np.ndarray
     natural: np.ndarray
@@ -217,7 +217,7 @@ def _fit_linear(
 
 
 class _Moments:
-    """Second moments of rows, within and between unknowns, and with the target."""
+    """Second moments of rows, within and between units, and with the target."""
 
     def __init__(self, size: int) -> None:
         self.total, self.within = np.zeros((size, size)), np.zeros((size, size))

@@ -81,7 +81,7 @@ class SurveySettings(_Settings):
     """How `survey` measures with what deviation theta can be told, and where it trains."""
 
     pilot: int = _setting(1024, least=64)
-    """Unknowns of the first look at the simulator, which also shows what is exchangeable."""
+    """Units of the first look at the simulator, which also shows what is exchangeable."""
     pilot_repeats: int = _setting(4, least=2)
     """Measurements of each of them."""
     budget: int = _setting(2**28, least=0)
@@ -197,13 +197,13 @@ class BaselineSettings(_Settings):
     """The estimate in closed form that the default network corrects."""
 
     units: int = _setting(512, least=2)
-    """Unknowns of each piece of simulations."""
+    """Units of each piece of simulations."""
     repeats: int = _setting(16, least=2)
     """Measurements of each of them."""
     pieces: int = _setting(32)
     """Pieces that the linear estimator is fitted to."""
     plug_in_units: int = _setting(2048)
-    """Unknowns that the plug-in estimate is fitted to."""
+    """Units that the plug-in estimate is fitted to."""
     largest_total: int = _setting(2**26)
     """Numbers held of all pieces; of large measurements there are fewer pieces."""
     random_features: int = _setting(200)
@@ -245,15 +245,15 @@ class ScheduleSettings(_Settings):
     steps: int = _setting(6_000)
     """Updates."""
     batch_size: int = _setting(128)
-    """N, unknowns in a batch."""
+    """N, units in a batch."""
     repeats: int = _setting(8)
-    """M, measurements of each unknown."""
+    """M, measurements of each unit."""
     anchors: int = _setting(6, least=0)
     """How many times the bias is measured, for the control variate of the penalty."""
     validations: int = _setting(100)
-    """About how many times the estimator is judged on held-out unknowns."""
+    """About how many times the estimator is judged on held-out units."""
     validation_batches: int = _setting(4)
-    """Batches of held-out unknowns each time."""
+    """Batches of held-out units each time."""
     bias_weights: tuple[float, float] = _setting(DEFAULT_BIAS_WEIGHTS)
     """λ at the start and at the end, where the loss leaves it open: small enough to learn quickly,
     then large enough to unbias."""

@@ -66,7 +66,7 @@ class Survey:
     """What a look at a problem decided about training; see `survey`."""
 
     training_prior: Any
-    """Where to draw unknowns: an object with ``sample(key)``, or the prior of the problem."""
+    """Where to draw parameters: an object with ``sample(key)``, or the prior of the problem."""
     log_sd: Callable[[Theta], Float[Array, " d"]]
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]

@@ -33,7 +33,7 @@ class BatchSource(Protocol):
     """What the user chose the size of a batch by."""
 
     def draw(self, key: Key, pool: PyTree) -> tuple[Draw, Int[Array, ""]]:
-        """A batch, and how many of its unknowns failed."""
+        """A batch, and how many of its units failed."""
         ...
 
     def evaluate(
@@ -58,14 +58,14 @@ class BatchSource(Protocol):
 
 
 class SimulatedBatches:
-    """N unknowns and M measurements of each, simulated anew for every step.
+    """N units and M measurements of each, simulated anew for every step.
 
     Args:
         problem: what to simulate.
         batch_size: N.
         repeats: M.
         mesh: the devices that simulate.
-        validation_batches: of held-out unknowns.
+        validation_batches: of held-out units.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SimulatedBatches:
         self.d = problem.shapes()[1].shape[0]
 
     def draw(self, key: Key, pool: Any) -> tuple[Draw, Int[Array, ""]]:
-        """A batch, and how many unknowns were replaced because their simulation failed."""
+        """A batch, and how many units were replaced because their simulation failed."""
         del pool  # nothing is kept
         return self.draw_units(key, self.batch_size)
 
@@ -113,7 +113,7 @@ class SimulatedBatches:
         key: Key,
         pool: Any,
     ) -> dict[str, Array]:
-        """Loss, MSE and squared bias on unknowns that training never sees.
+        """Loss, MSE and squared bias on units that training never sees.
 
         The same draws every time, simulated anew, so that they cost no memory.
         """
@@ -136,7 +136,7 @@ class SimulatedBatches:
 
 
 def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
-    """Squared error and squared bias of each unknown, summed over components, (N,)."""
+    """Squared error and squared bias of each unit, summed over components, (N,)."""
     errors = estimates - y[:, None, :]
     if errors.shape[1] < 2:
         mse = unit_mse(errors).sum(axis=-1)
@@ -146,9 +146,9 @@ def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
-    """Put another unknown of the batch in the place of each whose simulation failed.
+    """Put another unit of the batch in the place of each whose simulation failed.
 
-    Whole unknowns are replaced: leaving out single measurements would change the distribution
+    Whole units are replaced: leaving out single measurements would change the distribution
     that the estimator is judged by.
     """
     finite = finite_units(draw)

@@ -102,7 +102,7 @@ class Anchor(NamedTuple):
 
 
 class BiasSums(NamedTuple):
-    """What a bias is fitted from: moments of features and mean errors, summed over unknowns."""
+    """What a bias is fitted from: moments of features and mean errors, summed over units."""
 
     gram: Float[Array, "q q"]
     cross: Float[Array, "q d"]
@@ -116,7 +116,7 @@ class Control:
 
     Args:
         features: of theta, of which biases are linear functions.
-        weights: of unknowns in the loss, (N,) or (N, d) or None; they tell the size of errors.
+        weights: of units in the loss, (N,) or (N, d) or None; they tell the size of errors.
     """
 
     def __init__(self, features: ThetaFeatures, weights: Callable[[Draw], Any]) -> None:
@@ -135,7 +135,7 @@ class Control:
     def noise(
         self, anchor: Anchor, estimates: Array, draw: Draw, baseline: Array | None
     ) -> Float[Array, "n m d"]:
-        """The part of the anchor's errors that has mean zero for every unknown."""
+        """The part of the anchor's errors that has mean zero for every unit."""
         bias = jax.vmap(self.features)(draw.theta) @ anchor.bias / self.scale(draw)
         trust = anchor.trust[None, None, :]
         noise = trust * (estimates - (draw.y + bias)[:, None, :])

@@ -65,14 +65,14 @@ def fit(
 ) -> Fit:
     """Train an estimator on fresh simulations.
 
-    Every step draws `batch_size` unknowns and `repeats` measurements of each. Ctrl-C ends
+    Every step draws `batch_size` units and `repeats` measurements of each. Ctrl-C ends
     training after the current piece and returns what is there.
 
     What is not given is decided by a recipe that starts with a `survey` of the problem; its
     decisions stand in the `Fit`.
 
     Args:
-        problem: what to estimate; its prior says which unknowns are of interest. `fit_data`
+        problem: what to estimate; its prior says which values are of interest. `fit_data`
             takes fixed data.
         network: a function of one measurement with trainable arrays (an Equinox module) that
             returns y, used as it is; see `standardize`. By default one that corrects a closed-form
@@ -83,14 +83,14 @@ def fit(
         baseline: an estimator that is known to be unbiased, if there is one. The network then
             learns a correction to it, and only the bias of the correction is penalised: the error
             of the baseline is a control variate.
-        training_prior: where to draw unknowns, as `Problem.prior`. By default, for `bce`, whose
+        training_prior: where to draw parameters, as `Problem.prior`. By default, for `bce`, whose
             answer does not depend on it, evenly over a range wider than the one of interest (see
             `survey`); for other losses the prior of the problem.
         recipe: the constants of all that is decided here; `Recipe()` by default.
         steps: how many updates; this and other numbers that are None are those of
             ``recipe.schedule``.
-        batch_size: N, unknowns in a batch.
-        repeats: M, measurements of each unknown.
+        batch_size: N, units in a batch.
+        repeats: M, measurements of each unit.
         anchors: how many times, at equal distances, the bias of the estimator is measured on many
             simulations, as a smooth function of theta. What remains of its errors is noise, the
             control variate of the penalty in the steps that follow. 0 for never; of the losses
@@ -99,7 +99,7 @@ def fit(
             short warm-up and a cosine decay to zero.
         keep: which weights to return: an average over the last steps, those with the best
             held-out loss, or the last.
-        validations: about how many times the estimator is judged on held-out unknowns, at equal
+        validations: about how many times the estimator is judged on held-out units, at equal
             distances; each costs four batches of estimates.
         patience: stop after this many validations in a row without a better held-out loss;
             None never stops early.

@@ -76,8 +76,8 @@ def fit_data(
         hidden: sizes of the hidden layers of the default network.
         activation: of the default network.
         validation: share of the data that is held out, 0 for none.
-        split: whether whole ``"units"`` are held out, to be good at new unknowns, or ``"rows"``
-            of all units, to be good at new measurements of these unknowns.
+        split: whether whole ``"units"`` are held out, to be good at new parameters, or ``"rows"``
+            of all units, to be good at new measurements of these units.
         steps: how many updates.
         batch_rows: rows in a batch.
         batch_units: units in a batch.

@@ -31,7 +31,7 @@ class History(dict[str, list[float]]):
     """How training went: columns of equal length, one row for each validation.
 
     ``step``; ``loss``, ``mse`` and ``squared_bias`` of the training batches since the row before;
-    the same on held-out unknowns (``held_out_loss`` ...), with standard errors; ``seconds``.
+    the same on held-out units (``held_out_loss`` ...), with standard errors; ``seconds``.
     """
 
     def add(self, row: dict[str, float]) -> None:
@@ -69,7 +69,7 @@ class Fit(Carrier):
     weights: str
     """Which weights the estimator has, in words."""
     held_out: dict[str, float]
-    """Loss, MSE and squared bias of the estimator, with standard errors, on unknowns that neither
+    """Loss, MSE and squared bias of the estimator, with standard errors, on units that neither
     training nor the choice of weights has seen; averages over the prior that was trained on. On
     fixed data, on the part that was held out, where the weights may have been chosen."""
     history: History
@@ -79,7 +79,7 @@ class Fit(Carrier):
     compile_seconds: float
     """Wall time before the first step."""
     nonfinite: int
-    """How many unknowns were replaced because a simulation of theirs was not finite."""
+    """How many units were replaced because a simulation of theirs was not finite."""
     settings: dict[str, Any]
     """What was trained, and how."""
     survey: Survey | None

@@ -23,7 +23,7 @@ from ..problems import (
 from ._common import Experiment, Findings, Run, as_text, costs
 
 RANGES = {"in_distribution": 1.0, "out_of_distribution": 0.1}
-"""Unknowns are uniform from 0 to here; training is on the first."""
+"""Parameters are uniform from 0 to here; training is on the first."""
 TIMED_MEASUREMENTS = 10_000
 SHOWN = ("emmse", "norm", "bce_paper", "bce", "mle", "masked_sample_covariance")
 """Estimators of the scatter plot; the table has all."""
@@ -58,7 +58,7 @@ class Settings:
     rival_steps: int
     """Updates of the others."""
     values: int
-    """Unknowns in each of the two tests."""
+    """Parameters in each of the two tests."""
     repeats: int
     """Measurements of each of them."""
     unrolled: bool = False
@@ -123,7 +123,7 @@ def train(run: Run, structure: StructuredCovariance) -> dict[str, mvue.Fit]:
 
 
 def uniform(high: float) -> Any:
-    """The prior of the nine unknowns."""
+    """The prior of the nine parameters."""
     return dist.Uniform(0.0, high).expand((9,)).to_event(1)
 
 
@@ -211,7 +211,7 @@ def block(report: mvue.Report, name: str) -> dict[str, Any]:
 
 
 def plot_scatter(reports: dict[str, mvue.Report]) -> Any:
-    """MSE of each unknown against its place in the order of the bounds."""
+    """MSE of each parameter against its place in the order of the bounds."""
     figure = new_figure(11, 4.6)
     panels = figure.subplots(1, 2)
     for ax, (where, report) in zip(panels, reports.items(), strict=True):

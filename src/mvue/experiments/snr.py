@@ -137,7 +137,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
 def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
     """Arguments of `fit` for the posterior mean.
 
-    The mean squared error needs no repeats: as many simulations, all of new unknowns.
+    The mean squared error needs no repeats: as many simulations, all of new parameters.
     """
     problem = snr()
     return {

@@ -14,12 +14,12 @@ Penalty: TypeAlias = Literal["unbiased", "plug-in"]
 
 
 def emmse_loss(estimates: AnyArray, y: AnyArray, *, weights: AnyArray | None = None) -> AnyArray:
-    """Mean squared error: the mean over unknowns and measurements of ‖estimate − y‖².
+    """Mean squared error: the mean over units and measurements of ‖estimate − y‖².
 
     Args:
         estimates: shape (N, M, d).
         y: shape (N, d).
-        weights: optional positive weight of each unknown, shape (N,), or of each of its
+        weights: optional positive weight of each unit, shape (N,), or of each of its
             components, shape (N, d).
     """
     return mean_over_units(unit_mse(_errors(estimates, y)), weights)
@@ -32,9 +32,9 @@ def squared_bias(
     penalty: Penalty = "unbiased",
     weights: AnyArray | None = None,
 ) -> AnyArray:
-    """Squared bias: the mean over unknowns of ‖E[estimate | y] − y‖², from M measurements each.
+    """Squared bias: the mean over units of ‖E[estimate | y] − y‖², from M measurements each.
 
-    ``"plug-in"`` squares the mean error of each unknown; its expectation is bias² + variance/M.
+    ``"plug-in"`` squares the mean error of each unit; its expectation is bias² + variance/M.
     ``"unbiased"`` is the U-statistic: the mean product of the errors of two *different*
     measurements, whose expectation is bias² for every M; on one batch it may be negative.
 
@@ -66,7 +66,7 @@ def bce_loss(
             in the paper, and for fixed data, where the U-statistic has no lower bound once
             λ > M − 1.
         weights: as in `emmse_loss`; multiplies both terms.
-        control_variate: a part of the estimates that is known to have mean zero for each unknown,
+        control_variate: a part of the estimates that is known to have mean zero for each unit,
             shape (N, M, d). It is left out of the penalty, which keeps its expectation and loses
             variance.
     """
@@ -100,7 +100,7 @@ def fisher_mse_loss(estimates: AnyArray, y: AnyArray, fisher: AnyArray) -> AnyAr
     Args:
         estimates: shape (N, M, d).
         y: shape (N, d).
-        fisher: Fisher information at each unknown, shape (N, d, d).
+        fisher: Fisher information at each unit, shape (N, d, d).
     """
     errors = _errors(estimates, y)
     n, _, d = errors.shape
@@ -153,16 +153,16 @@ def bias_reduced_loss(
 
 
 class UnitErrors(NamedTuple):
-    """The errors of the estimates of each unknown, by their first two moments, (N, d)."""
+    """The errors of the estimates of each unit, by their first two moments, (N, d)."""
 
     mean: AnyArray
     mse: AnyArray
     count: AnyArray
-    """Measurements of each unknown: M, or shape (N, 1) where they differ."""
+    """Measurements of each unit: M, or shape (N, 1) where they differ."""
     weights: AnyArray | None = None
     """In the loss, as in `emmse_loss`."""
     shares: AnyArray | None = None
-    """How much each unknown counts in means over unknowns, shape (N,); None for all the same."""
+    """How much each unit counts in means over units, shape (N,); None for all the same."""
 
 
 def unit_errors(
@@ -172,9 +172,9 @@ def unit_errors(
 
     Args:
         errors: of all measurements.
-        present: which of them exist, shape (N, M), 0 or 1, at least one of each unknown; by default
+        present: which of them exist, shape (N, M), 0 or 1, at least one of each unit; by default
             all.
-        weights: of unknowns.
+        weights: of units.
     """
     xp = array_namespace(errors)
     if present is None:
@@ -188,24 +188,24 @@ def unit_errors(
 def bias_constrained(
     rows: UnitErrors, units: UnitErrors, bias_weight: Any, penalty: Penalty
 ) -> AnyArray:
-    """Mean squared error of some measurements + λ · squared bias of some unknowns."""
+    """Mean squared error of some measurements + λ · squared bias of some units."""
     mse = mean_over_units(rows.mse, rows.weights, rows.shares)
     bias2 = mean_over_units(squared_bias_of(units, penalty), units.weights, units.shares)
     return mse + bias_weight * bias2
 
 
 def unit_mse(errors: AnyArray) -> AnyArray:
-    """Mean squared error of each unknown and component, (N, M, d) -> (N, d)."""
+    """Mean squared error of each unit and component, (N, M, d) -> (N, d)."""
     return array_namespace(errors).mean(errors * errors, axis=1)
 
 
 def unit_squared_bias(errors: AnyArray, penalty: Penalty) -> AnyArray:
-    """Squared bias of each unknown and component, (N, M, d) -> (N, d)."""
+    """Squared bias of each unit and component, (N, M, d) -> (N, d)."""
     return squared_bias_of(unit_errors(errors), penalty)
 
 
 def squared_bias_of(units: UnitErrors, penalty: Penalty) -> AnyArray:
-    """Squared bias of each unknown and component, (N, d)."""
+    """Squared bias of each unit and component, (N, d)."""
     mean, mse, count, *_ = units
     if isinstance(count, int) and count < 2:
         raise ValueError(
@@ -265,7 +265,7 @@ def _check_shape(name: str, array: AnyArray, expected: tuple[int, ...]) -> None:
 def mean_over_units(
     per_unit: AnyArray, weights: AnyArray | None, shares: AnyArray | None = None
 ) -> AnyArray:
-    """Sum over components, mean over unknowns."""
+    """Sum over components, mean over units."""
     xp = array_namespace(per_unit)
     if weights is not None:
         n, d = per_unit.shape

@@ -18,14 +18,14 @@ class Loss(abc.ABC):
     """
 
     min_repeats: int = 1
-    """M, measurements of each unknown, that it takes at least."""
+    """M, measurements of each unit, that it takes at least."""
     any_prior: bool = False
     """Whether the best estimator is the same for every prior, so that `fit` may choose one."""
     weights_from_survey: bool = False
     """Whether `fit` is to decide the weights, and then trains on `weighted_by`."""
     takes_control_variate: bool = False
     """Whether ``__call__`` also takes ``control_variate=``: a part of the estimates, (N, M, d),
-    that is known to have mean zero for each unknown. Left out of a bias penalty, it lowers the
+    that is known to have mean zero for each unit. Left out of a bias penalty, it lowers the
     variance of the penalty and keeps its expectation."""
 
     @abc.abstractmethod
@@ -44,7 +44,7 @@ class Loss(abc.ABC):
         return type(self).__name__
 
     def weights(self, draw: Draw) -> Any:
-        """The weight of each unknown, (N,), or of its components, (N, d); None for no weights."""
+        """The weight of each unit, (N,), or of its components, (N, d); None for no weights."""
         del draw
         return None
 

@@ -88,13 +88,13 @@ class BiasConstrained(Loss):
         return self.bias_weight(progress) if callable(self.bias_weight) else self.bias_weight
 
     def weights(self, draw: Draw) -> Any:
-        """The weight of each unknown."""
+        """The weight of each unit."""
         if isinstance(self.weight, OfTheta):
             return jax.vmap(self.weight.weight)(draw.theta)
         return self.weights_at(draw.y)
 
     def weights_at(self, y: Any) -> Any:
-        """The weight of each unknown, where it is a function of y."""
+        """The weight of each unit, where it is a function of y."""
         if callable(self.weight):
             return jax.vmap(self.weight)(y)
         if self.weight is None:
@@ -152,7 +152,7 @@ def bce(
         penalty: ``"unbiased"``, the U-statistic, or, as in the paper, ``"plug-in"``, which acts as
             a smaller λ (see `effective_bias_weight`). By default the U-statistic; on fixed data,
             where it has no lower bound, the plug-in.
-        weight: ``weight(y)`` of one unknown, positive, a scalar or one value for each component,
+        weight: ``weight(y)`` of one unit, positive, a scalar or one value for each component,
             which makes errors comparable where their size depends on y. ``"auto"`` leaves it to
             `fit`: one over the variance to expect, from a `survey`; on fixed data no weights.
             None for no weights.

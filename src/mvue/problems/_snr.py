@@ -21,7 +21,7 @@ def snr(
 ) -> Problem:
     """Non-data-aided SNR: x_l = a_l h + w_l with a = ±1 equiprobable and w ~ N(0, σ²).
 
-    The unknown is h²/σ²; h is a nuisance. Theta is ``{"h": ..., "snr": ...}``.
+    The parameter is h²/σ²; h is a nuisance. Theta is ``{"h": ..., "snr": ...}``.
 
     Args:
         n: samples in one measurement.

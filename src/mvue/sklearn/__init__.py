@@ -1,6 +1,6 @@
 """Estimators with the interface of scikit-learn, for data with repeated measurements.
 
-Rows of X with the same unknown form a *unit*. By default these are the rows with exactly equal
+Rows of X with the same parameter form a *unit*. By default these are the rows with exactly equal
 y; `unit_ids` says it where y cannot.
 """
 

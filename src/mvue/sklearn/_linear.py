@@ -245,7 +245,7 @@ class LinearBCECV(LinearRegressor):
         bias_tolerance: for that rule.
         cv: number of folds, at most as many as there are units; or a splitter of scikit-learn,
             which gets the units as groups, or a list of pairs of rows to fit to and to hold out.
-            One that cuts units apart, such as KFold, does not show the bias on new unknowns.
+            One that cuts units apart, such as KFold, does not show the bias at new parameters.
         fit_intercept: as in `LinearBCE`.
         regularization: as in `LinearBCE`.
         resolution: as in `LinearBCE`.

@@ -52,7 +52,7 @@ def mean_squared_bias(
 ) -> Any:
     """Mean over units of the squared bias of the predictions.
 
-    The rows of a unit are repeats of one unknown. Every unit with at least `min_repeats` rows
+    The rows of a unit are repeats of one parameter. Every unit with at least `min_repeats` rows
     counts once, however many it has; the others are left out. The noise of different rows should
     be independent: what near-copies have in common counts as bias.
 

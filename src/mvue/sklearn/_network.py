@@ -98,7 +98,7 @@ class Units(NamedTuple):
 class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """A neural network whose bias is penalised, from data with repeated measurements.
 
-    Rows with equal y, or with equal `unit_ids`, are repeats of one unknown: a unit. Every step
+    Rows with equal y, or with equal `unit_ids`, are repeats of one parameter: a unit. Every step
     takes a batch of rows, for the mean squared error, and a batch of whole units, for the squared
     bias. X and y are brought to standard units inside; the loss is in the units of y.
 
@@ -118,7 +118,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         early_stopping: hold a part of the data out, stop when the loss on it no longer falls, and
             keep the best weights; ``"auto"`` does so from 50 units on.
         validation_fraction: how much to hold out.
-        validation_split: hold out whole ``"units"``, to be good at new unknowns, or ``"rows"`` of
+        validation_split: hold out whole ``"units"``, to be good at new parameters, or ``"rows"`` of
             all units, to be good at new measurements of these.
         n_iter_no_change: how many of the 100 validations of a run may pass without a better loss.
         warm_start: go on from the weights of the last `fit`.

@@ -30,7 +30,7 @@ class Settings:
     repeats: int
     """Measurements at each value in the assessment."""
     units: int
-    """Unknowns in the sample that linear estimators are fitted to."""
+    """Parameters in the sample that linear estimators are fitted to."""
     unit_repeats: int = 5
     """Measurements of each of them."""
     measurements: int = 10
@@ -39,7 +39,7 @@ class Settings:
 
 
 def build_model(s: Settings, seed: int) -> LinearModel:
-    """A random H; noise that is correlated between neighbours; unknowns of unequal size."""
+    """A random H; noise that is correlated between neighbours; parameters of unequal size."""
     rng = np.random.default_rng(seed)
     distance = np.abs(np.subtract.outer(np.arange(s.measurements), np.arange(s.measurements)))
     return LinearModel(

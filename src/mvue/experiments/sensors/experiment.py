@@ -103,7 +103,7 @@ class Fused:
 
 
 def fuse(run: Run, scene: Scene, index: int) -> Fused:
-    """Measure one sensor, and networks of them, at fixed unknowns and over the prior."""
+    """Measure one sensor, and networks of them, at fixed parameters and over the prior."""
     s: Settings = run.settings
     few = s.mle_networks[scene.name]
     keys = jr.split(jr.fold_in(run.key, 10 + index), 5)
@@ -146,7 +146,7 @@ def fuse(run: Run, scene: Scene, index: int) -> Fused:
 
 
 def plot(found: Fused) -> Any:
-    """MSE against the number of sensors, over the prior and at fixed unknowns."""
+    """MSE against the number of sensors, over the prior and at fixed parameters."""
     count = len(found.curves)
     columns = 3 if count > 4 else 2
     figure = new_figure(13.2, 3.7 * -(-count // columns))

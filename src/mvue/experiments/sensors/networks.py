@@ -149,7 +149,7 @@ class Networks:
         return curves
 
     def theory(self, thetas: Sequence[Any], key: Array) -> dict[str, "Theory"]:
-        """Bias and variance of one sensor, averaged over some unknowns."""
+        """Bias and variance of one sensor, averaged over some parameters."""
         parts = [self.simulate(t, 1, jr.fold_in(key, k)) for k, t in enumerate(thetas)]
         bias2, variance = (
             np.concatenate([part[name] for part in parts]) for name in ("squared_bias", "variance")
@@ -166,7 +166,7 @@ def unstacked(thetas: Any) -> list[Any]:
 
 
 def joined(curves: list[Curve]) -> Curve:
-    """All networks together, such as those of different unknowns."""
+    """All networks together, such as those of different parameters."""
     return Curve(curves[0].sizes, np.concatenate([curve.squares for curve in curves]))
 
 

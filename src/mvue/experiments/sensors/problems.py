@@ -29,7 +29,7 @@ class Settings:
     snr_steps: int
     """Updates of each estimator of the SNR."""
     refit_units: int
-    """Unknowns, eight measurements of each, to take off the bias that is left for the SNR."""
+    """Parameters, eight measurements of each, to take off the bias that is left for the SNR."""
     polynomials: int
     """How many functions of the estimate that bias is taken off with."""
     covariance_steps: int
@@ -37,14 +37,14 @@ class Settings:
     sensors: int
     """In the largest networks."""
     networks: int
-    """At each of the fixed unknowns."""
+    """At each of the fixed parameters."""
     prior_networks: int
-    """With an unknown each, from the prior."""
+    """With a parameter each, from the prior."""
     mle_networks: dict[str, int]
-    """At each of the fixed unknowns, in which the likelihood is maximised, by problem; four times
-    as many with unknowns from the prior."""
+    """At each of the fixed parameters, in which the likelihood is maximised, by problem; four times
+    as many with parameters from the prior."""
     repeats: int
-    """Measurements of each fixed unknown from which bias and variance are measured."""
+    """Measurements of each fixed parameter from which bias and variance are measured."""
     problems: tuple[str, ...] = ("snr", "covariance")
 
 
@@ -55,7 +55,7 @@ class Scene:
     name: str
     title: str
     problem: mvue.Problem
-    """Its prior is that of the unknowns that the estimators are judged on."""
+    """Its prior is that of the parameters that the estimators are judged on."""
     values: Any
     """Fixed thetas, with a leading axis."""
     labels: tuple[str, ...]
@@ -123,7 +123,7 @@ def functions_of(
 
 
 def covariance_scene(run: Run) -> Scene:
-    """A 5 by 5 covariance with nine unknowns, from 200 samples in each sensor."""
+    """A 5 by 5 covariance with nine parameters, from 200 samples in each sensor."""
     s: Settings = run.settings
     structure = structured_covariance()
     training = structure.problem

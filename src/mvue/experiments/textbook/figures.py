@@ -100,7 +100,7 @@ def _draw_row(bias: Any, mse: Any, row: int, one: JudgedProblem) -> None:
 
 
 def plot_biases(problems: Sequence[JudgedProblem]) -> Any:
-    """Bias along the range of the unknown, a panel for each problem."""
+    """Bias along the range of the parameter, a panel for each problem."""
     columns = min(COLUMNS, len(problems))
     rows = -(-len(problems) // columns)
     figure = new_figure(3.3 * columns, 2.7 * rows + 0.6)

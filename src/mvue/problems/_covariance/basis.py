@@ -28,7 +28,7 @@ def sparse_basis(
     Args:
         p: the size of the matrix.
         pairs: which variables are correlated, counted from 0.
-        scale: the entries of a pair are `scale` times the unknown.
+        scale: the entries of a pair are `scale` times the parameter.
 
     Returns:
         Shape (p + number of pairs, p, p): the diagonal first, then the pairs in their order.

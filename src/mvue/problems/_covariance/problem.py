@@ -148,7 +148,7 @@ def structured_covariance(
 ) -> StructuredCovariance:
     """Independent samples from N(0, Σ(y)) with Σ(y) = offset + Σ_k y_k basis_k.
 
-    By default the 5 by 5 pattern of the paper with 9 unknowns: the diagonal is 1 + y1 ... 1 + y5,
+    By default the 5 by 5 pattern of the paper with 9 parameters: the diagonal is 1 + y1 ... 1 + y5,
     and y6/2 ... y9/2 are the entries (1, 4), (2, 4), (3, 5) and (4, 5).
 
     Args:

@@ -39,7 +39,7 @@ class LinearCovariance:
 
     @property
     def d(self) -> int:
-        """How many unknowns."""
+        """How many parameters."""
         return len(self.basis)
 
     @property
@@ -65,9 +65,9 @@ class LinearCovariance:
         )
 
     def masked(self, x: Float[Array, "rows p"]) -> Float[Array, " d"]:
-        """The unknowns read off the sample covariance, by least squares: exactly unbiased.
+        """The parameters read off the sample covariance, by least squares: exactly unbiased.
 
-        Where each unknown has entries of its own, this is their average.
+        Where each parameter has entries of its own, this is their average.
         """
         return self._read(self.sample_covariance(x))
 
@@ -90,7 +90,7 @@ class LinearCovariance:
 
     @functools.cached_property
     def _reader(self) -> np.ndarray:
-        """The dual basis: its products with S - offset are the unknowns."""
+        """The dual basis: its products with S - offset are the parameters."""
         flat = self.basis.reshape(self.d, -1)
         return np.linalg.solve(self._gram, flat).reshape(self.basis.shape)
 

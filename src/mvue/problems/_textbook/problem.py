@@ -23,22 +23,22 @@ Kind = Literal[
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Textbook:
-    """A problem together with what theory says about unbiased estimators of its unknown."""
+    """A problem together with what theory says about unbiased estimators of its parameter."""
 
     name: str
     """For example "exponential-rate"."""
     title: str
-    """The model and the unknown, in a line."""
+    """The model and the parameter, in a line."""
     problem: Problem
-    """Simulator, range of the unknown (a uniform prior), likelihood and bound where they exist."""
+    """Simulator, range of the parameter (a uniform prior), likelihood and bound if they exist."""
     second: Any
     """Another prior over the same range: the best unbiased estimator does not depend on it."""
     at: Theta
     """Values of theta that span the range, its ends included; leaves of shape (K, ...)."""
     kind: Kind
     """"regular": the Cramér-Rao bound applies. "irregular": it does not, the support depends on
-    the unknown. "discrete": the unknown is a whole number. "nonparametric": best among estimators
-    that are unbiased for every law. "no-uniform-mvue": unbiased estimators exist, none of them is
+    the parameter. "discrete": that is a whole number. "nonparametric": best among estimators that
+    are unbiased for every law. "no-uniform-mvue": unbiased estimators exist, none of them is
     best everywhere. "control": no unbiased estimator exists. "open": no exact answer is known."""
     notes: str
     """What to expect, in a sentence or two."""
