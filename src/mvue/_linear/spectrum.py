@@ -18,7 +18,8 @@ indefinite, and the estimate is ruined by noise. Hence the rule:
   there, so that these directions fade back into the use that the LMMSE estimator makes of them,
   which they reach at λ = ∞; and the gain is at most 2(λ + 1), twice the largest in theory.
 
-The basis does not depend on the units of x, nor does the rule.
+The basis does not depend on the units of x, nor does the rule. Where data are simulated at will,
+`clipped_coefficients` does with less: negative signal shares are noise and count as zero.
 """
 
 import warnings
@@ -240,3 +241,29 @@ def _denominator(bias_weight: float, noise_share: np.ndarray) -> np.ndarray:
 
 def _reflected(bias_weight: float) -> float:
     return UNRESOLVED_BIAS_WEIGHT**2 / bias_weight if bias_weight > 0 else np.inf
+
+
+def clipped_coefficients(
+    total: np.ndarray, within: np.ndarray, cross: np.ndarray, bias_weight: float, ridge: float
+) -> np.ndarray:
+    """Coefficients of one output from moments of simulations, (p,).
+
+    In directions that hold no signal, what is left of the moments between units is noise, negative
+    as often as positive, and would let errors grow for a bias that only seems small.
+
+    Args:
+        total: S, the second moments of rows, (p, p).
+        within: W, those around the mean of their unit, (p, p).
+        cross: C, those of rows with the output, (p,).
+        bias_weight: λ.
+        ridge: added to W, as a share of the diagonal of S.
+    """
+    unit = np.sqrt(np.diag(total))
+    unit = np.where(unit > 0, unit, 1.0)
+    scale = np.outer(unit, unit)
+    factor = np.linalg.cholesky(within / scale + ridge * np.eye(len(unit)))
+    half = np.linalg.solve(factor, (total - within) / scale)
+    values, vectors = np.linalg.eigh(np.linalg.solve(factor, half.T))
+    directions = np.linalg.solve(factor.T, vectors)
+    share = np.maximum(values, 0.0) + 1 / (bias_weight + 1)
+    return directions @ (directions.T @ (cross / unit) / share) / unit

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Key
-from .._linear.spectrum import noise_spectrum
+from .._linear.spectrum import clipped_coefficients
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
@@ -234,10 +234,7 @@ class _Moments:
 
     def solve(self, bias_weight: float, ridge: float) -> np.ndarray:
         """The coefficients of least squared error and bias."""
-        # In the noise, too: the ridge is no signal.
-        added = ridge * np.diag(np.diag(self.total))
-        spectrum = noise_spectrum(self.total + added, self.within + added, self.cross[None])
-        return spectrum.coefficients(bias_weight)[0]
+        return clipped_coefficients(self.total, self.within, self.cross, bias_weight, ridge)
 
 
 def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
