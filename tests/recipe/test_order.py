@@ -13,7 +13,7 @@ from helpers.hasty import HASTY
 from mvue._core.sampling import pilot_draw
 from mvue._recipe.baseline import fit_baseline
 from mvue._recipe.exchangeability import exchangeable_sets, sets_in
-from mvue._recipe.summaries import Parts, choose_statistics
+from mvue._recipe.summaries import JointStatistics, choose_statistics
 
 SUMMARIES = mvue.Recipe().summaries
 SIZE = dist.Uniform(0.5, 2.0)
@@ -151,7 +151,7 @@ def test_what_simulations_show_reaches_whoever_asks(key, tmp_path):
 def test_statistics_of_parts_are_those_of_each(key):
     x = jax.vmap(two_samples, (0, None))(jr.split(key, 50), 1.5)
     statistics = choose_statistics(x, sets=[(0,), (1,)], settings=SUMMARIES)
-    assert isinstance(statistics, Parts)
+    assert isinstance(statistics, JointStatistics)
     one = jax.tree.map(lambda leaf: leaf[0], x)
     alone = [choose_statistics(x[name], sets=[(0,)], settings=SUMMARIES) for name in ("a", "b")]
     inputs_of, natural_of = eqx.filter_jit(statistics.inputs), eqx.filter_jit(statistics.natural)

@@ -53,7 +53,7 @@ SURPRISE = np.concatenate([-_TO_ENDS, np.eye(2)], axis=1) / 100  # its size time
 
 
 @dataclasses.dataclass
-class Totals:
+class DensityIntegrals:
     """Integrals of J densities."""
 
     mass: np.ndarray  # (J,)
@@ -63,7 +63,7 @@ class Totals:
     failure: list[str]
 
     @classmethod
-    def zero(cls, count: int, p: int) -> "Totals":
+    def zero(cls, count: int, p: int) -> "DensityIntegrals":
         """Nothing added yet."""
         flat, square = np.zeros((count, p)), np.zeros((count, p, p))
         return cls(np.zeros(count), flat, square, flat.copy(), [""] * count)
@@ -87,7 +87,7 @@ class Totals:
         return np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
 
 
-class _Line:
+class _SupportMap:
     """Maps v in a finite range to t between the ends, finely next to them and coarsely far out."""
 
     def __init__(self, lower: np.ndarray, upper: np.ndarray, draws: np.ndarray) -> None:
@@ -149,10 +149,10 @@ class _Line:
 
 def integrate(
     evaluate: Evaluate, p: int, lower: np.ndarray, upper: np.ndarray, draws: np.ndarray
-) -> Totals:
+) -> DensityIntegrals:
     """Integrals of J densities between ends (J,), located by simulated draws (J, m)."""
-    totals = Totals.zero(len(lower), p)
-    line = _Line(lower, upper, draws)
+    totals = DensityIntegrals.zero(len(lower), p)
+    line = _SupportMap(lower, upper, draws)
     for j in np.flatnonzero(~(line.scale > 0)):
         totals.failure[j] = "half of the simulated draws are equal"
     line.scale = np.where(line.scale > 0, line.scale, 1.0)
@@ -171,7 +171,7 @@ def integrate(
         density, score = _finite_nodes(evaluate, totals, flat_job, t, inside)
         weight = dt * density * np.repeat(half, len(NODES))
 
-        rough = Totals.zero(len(lower), p)
+        rough = DensityIntegrals.zero(len(lower), p)
         rough.add(flat_job, weight * np.tile(KRONROD, len(job)), score, edge)
         rough.matrix += totals.matrix
         error = _panel_errors(weight, score / rough.root()[flat_job], len(job))
@@ -198,7 +198,7 @@ def integrate(
 
 
 def _finite_nodes(
-    evaluate: Evaluate, totals: Totals, job: np.ndarray, t: np.ndarray, inside: np.ndarray
+    evaluate: Evaluate, totals: DensityIntegrals, job: np.ndarray, t: np.ndarray, inside: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Density and score at nodes, 0 off the support; notes densities that are not finite."""
     log_density, score = evaluate(job, t)
@@ -226,9 +226,9 @@ def _panel_errors(weight: np.ndarray, score: np.ndarray, panels: int) -> np.ndar
 
 def summed(
     evaluate: Evaluate, p: int, lower: np.ndarray, upper: np.ndarray, draws: np.ndarray
-) -> Totals:
+) -> DensityIntegrals:
     """Sums over whole numbers of J probability functions; as `integrate`."""
-    totals = Totals.zero(len(lower), p)
+    totals = DensityIntegrals.zero(len(lower), p)
     least, most = draws.min(axis=1), draws.max(axis=1)
     reach = np.maximum(16, most - least)
     first, last = np.maximum(lower, least - reach), np.minimum(upper, most + reach)
@@ -245,7 +245,7 @@ def summed(
             break
         flat_job, t = np.concatenate(job), np.concatenate(terms)
         density, score = _finite_nodes(evaluate, totals, flat_job, t, np.ones(len(t), bool))
-        added, nowhere = Totals.zero(len(lower), p), np.zeros(len(t), bool)
+        added, nowhere = DensityIntegrals.zero(len(lower), p), np.zeros(len(t), bool)
         added.add(flat_job, density, score, nowhere)
         totals.add(flat_job, density, score, nowhere)
         pieces = []

@@ -18,7 +18,7 @@ from .._core.theta import ThetaLayout
 from .._core.types import Key
 from .._runtime.jit import forgetful_jit
 from ..exceptions import BoundError, IrregularModelError
-from .quadrature import Totals, integrate, summed
+from .quadrature import DensityIntegrals, integrate, summed
 from .result import Informations
 
 METHOD = "quadrature"
@@ -72,7 +72,7 @@ def integrated_informations(
 def _judge(
     found: Informations,
     which: np.ndarray,
-    totals: Totals,
+    totals: DensityIntegrals,
     n: int,
     layout: ThetaLayout,
     distance: np.ndarray,

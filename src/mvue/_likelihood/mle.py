@@ -15,7 +15,7 @@ from .._core.checks import check_count, describe_shapes
 from .._core.estimators import MeasurementSpec, Predictor
 from .._core.problem import Problem
 from .._core.types import Estimator, Measurement, Theta
-from .._numerics.newton import BoxNewton, Point
+from .._numerics.newton import BoxNewton, NewtonPoint
 from .box import Box, box_of
 
 CANDIDATES = 16  # values from the prior that are compared to choose one start
@@ -90,7 +90,7 @@ class MaximumLikelihood(Predictor, eqx.Module):
         still = jax.tree.map(jax.lax.stop_gradient, x)
         solver = BoxNewton(low=self.box.low, high=self.box.high, atol=self.tolerance)
 
-        def search(u: Array) -> tuple[Array, Point, Array, Array]:
+        def search(u: Array) -> tuple[Array, NewtonPoint, Array, Array]:
             solution = optx.minimise(
                 self._loss, solver, u, still, max_steps=self.max_steps, throw=False
             )
@@ -159,7 +159,7 @@ class MaximumLikelihood(Predictor, eqx.Module):
         (best, _), _ = jax.lax.scan(better, first, candidates.swapaxes(0, 1))
         return best
 
-    def _last_step(self, u: Array, point: Point, x: Measurement) -> Array:
+    def _last_step(self, u: Array, point: NewtonPoint, x: Measurement) -> Array:
         """Once more towards the optimum; derivatives with respect to x come from here."""
         # With the inverse curvature a constant, the derivative of this step is that of the
         # optimum, by the implicit function theorem, whatever the steps before it were.

@@ -17,7 +17,7 @@ LONGEST = 3.0  # step in any coordinate
 RESOLVED = 3e-6  # smallest pivot of a scaled Hessian that is told from rounding
 
 
-class Point(NamedTuple):
+class NewtonPoint(NamedTuple):
     """What is known at one point."""
 
     value: Float[Array, ""]
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 class NewtonState(eqx.Module):
     """Where the search is."""
 
-    point: Point
+    point: NewtonPoint
     length: Array
     """The fraction of Newton's step to try next."""
 
@@ -61,13 +61,13 @@ class BoxNewton(optx.AbstractMinimiser):
         inset = EDGE * jnp.where(jnp.isfinite(high - low), high - low, 1.0)
         return low + inset, high - inset
 
-    def on_bounds(self, u: Array, point: Point) -> Array:
+    def on_bounds(self, u: Array, point: NewtonPoint) -> Array:
         """With the coordinates that are held moved onto their bounds."""
         low, high = jnp.asarray(self.low, u.dtype), jnp.asarray(self.high, u.dtype)
         nearest = jnp.where(u - low < high - u, low, high)
         return jnp.where(point.held, nearest, u)
 
-    def look(self, fn: Any, u: Array, args: Any) -> Point:
+    def look(self, fn: Any, u: Array, args: Any) -> NewtonPoint:
         """Value, Newton step and distance to the optimum at u."""
 
         def derivatives(v: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -93,7 +93,7 @@ class BoxNewton(optx.AbstractMinimiser):
         shift = jnp.where(definite, 0.0, 2 * jnp.maximum(excess.max(), 0.0) + RESOLVED)
         inverse = invert(scaled + shift * identity)[0] / (scale[:, None] * scale[None, :])
         along = jnp.where(usable, slope, 0.0)
-        return Point(
+        return NewtonPoint(
             value=jnp.where(usable & jnp.isfinite(value), value, jnp.nan),
             inverse=jnp.where(free, inverse, 0.0),
             slope=slope,
@@ -107,7 +107,7 @@ class BoxNewton(optx.AbstractMinimiser):
     ) -> NewtonState:
         """Nothing is known yet: the first step is to look at the start."""
         del fn, args, options, f_struct, aux_struct, tags
-        point = Point(
+        point = NewtonPoint(
             value=jnp.full((), jnp.inf, y.dtype),
             inverse=jnp.zeros((y.size, y.size), y.dtype),
             slope=jnp.zeros_like(y),

@@ -203,12 +203,12 @@ def _fit_linear(
         plugged, log_sd, _ = plug_in(inputs)
         return unfitted.rows(plugged, log_sd, plug_in.inputs(inputs), natural)
 
-    total: list[_Moments] = []
+    total: list[_UnitMoments] = []
     for piece in pieces:
         rows = np.asarray(rows_of(piece.inputs, piece.natural), np.float64)
         finite = np.isfinite(rows).all(axis=(1, 2, 3))
         inverse_sd = np.exp(-piece.log_sd[finite].astype(np.float64))
-        total = total or [_Moments(rows.shape[3]) for _ in range(rows.shape[2])]
+        total = total or [_UnitMoments(rows.shape[3]) for _ in range(rows.shape[2])]
         for j, moments in enumerate(total):
             scale = inverse_sd[:, j]
             moments.add(rows[finite, :, j] * scale[:, None, None], piece.y[finite, j] * scale)
@@ -216,7 +216,7 @@ def _fit_linear(
     return Baseline(scaling, _array(np.stack(solutions)))
 
 
-class _Moments:
+class _UnitMoments:
     """Second moments of rows, within and between units, and with the target."""
 
     def __init__(self, size: int) -> None:

@@ -12,7 +12,7 @@ from ..nn._measurements import flatten
 from ..nn._staged import WithBaseline
 from ..nn._standardize import Standardized
 from .network import Corrected
-from .summaries import Parts, Statistics
+from .summaries import JointStatistics, Statistics
 
 
 def describe_estimator(network: Any, x: Any) -> dict[str, str]:
@@ -48,7 +48,7 @@ def describe_estimator(network: Any, x: Any) -> dict[str, str]:
 def _summaries(network: Corrected, x: Any) -> str:
     statistics, leaves = network.statistics, jax.tree.leaves(x)
     parts = [(statistics, leaves)]
-    if isinstance(statistics, Parts):
+    if isinstance(statistics, JointStatistics):
         groups = [[leaves[i] for i in group] for group in statistics.leaves]
         parts = list(zip(statistics.parts, groups, strict=True))
     words = [_words(part, group) for part, group in parts if isinstance(part, Statistics)]

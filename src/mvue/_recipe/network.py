@@ -14,7 +14,7 @@ from .._serialise.registry import register
 from ..nn._layers import nearly_zero
 from ..nn._staged import Staged
 from .baseline import Baseline, PlugIn, fit_baseline
-from .summaries import Parts, Statistics
+from .summaries import JointStatistics, Statistics
 from .survey import Survey
 
 
@@ -38,7 +38,7 @@ class Corrected(Staged):
     elements that an inner network learns. Without a baseline it is the correction alone.
     """
 
-    statistics: Statistics | Parts
+    statistics: Statistics | JointStatistics
     plug_in: PlugIn
     baseline: Baseline | None
     inner: eqx.nn.MLP | None

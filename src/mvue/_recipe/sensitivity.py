@@ -15,13 +15,13 @@ from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key
 from .._runtime.jit import jit
 from .settings import Recipe
-from .summaries import Parts, Statistics
+from .summaries import JointStatistics, Statistics
 
 CHUNK = 32  # values of theta in one call
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class SdProfile:
     """Standard deviations of one coordinate along its axis."""
 
     values: np.ndarray
@@ -31,7 +31,7 @@ class Line:
 class Inside(NamedTuple):
     """What was found within the range of interest."""
 
-    lines: list[Line]
+    lines: list[SdProfile]
     """One for each coordinate."""
     ends: np.ndarray
     """The first and the last values of the lines, (2, p)."""
@@ -46,7 +46,7 @@ class Look:
         self,
         problem: Problem,
         ranges: Ranges,
-        statistics: Statistics | Parts,
+        statistics: Statistics | JointStatistics,
         key: Key,
         recipe: Recipe,
     ) -> None:
@@ -168,9 +168,9 @@ class Look:
         values = np.linspace(ends[0], ends[1], self.nodes, axis=1)
         reach = np.broadcast_to(typical[:, None], values.shape)
         sd, good, _ = self._along(values, reach, ends, typical)
-        lines = [Line(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
+        lines = [SdProfile(values[k][good[k]], sd[k][good[k]]) for k in range(self.p)]
         if any(len(line.values) < 2 for line in lines):
-            lines = [Line(ends[:, k], np.full(2, typical[k])) for k in range(self.p)]
+            lines = [SdProfile(ends[:, k], np.full(2, typical[k])) for k in range(self.p)]
         else:
             same = self.recipe.survey.same
             for _ in range(self.recipe.survey.most_looks):
@@ -181,7 +181,9 @@ class Look:
             lines, np.stack([[line.values[i] for line in lines] for i in (0, -1)]), typical
         )
 
-    def _again(self, lines: list[Line], ends: np.ndarray) -> tuple[list[Line], np.ndarray]:
+    def _again(
+        self, lines: list[SdProfile], ends: np.ndarray
+    ) -> tuple[list[SdProfile], np.ndarray]:
         """The same at values spread evenly in standard deviations, with steps of that size."""
         step = self.recipe.survey.step
         lines = [refined(line, self.recipe.survey.between) for line in lines]
@@ -197,12 +199,12 @@ class Look:
         reach = np.minimum(step * local, quarter[:, None])
         sd, good, _ = self._along(values, reach, ends, typical)
         found = [
-            Line(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
+            SdProfile(values[k][good[k]], sd[k][good[k]]) if good[k].sum() > 1 else lines[k]
             for k in range(self.p)
         ]
         return found, typical
 
-    def outside(self, inside: Inside) -> tuple[list[Line], list[Line]]:
+    def outside(self, inside: Inside) -> tuple[list[SdProfile], list[SdProfile]]:
         """Standard deviations on the way out of the range of interest, below and above."""
         p, r, s = self.p, self.ranges, self.recipe.survey
         here = inside.ends.copy()
@@ -236,7 +238,7 @@ class Look:
                 sd[side, k] = np.clip(values[k, side], sd[side, k] / 2, 2 * sd[side, k])
                 left[side, k] -= step[side, k]
                 found[side][k].append((here[side, k], sd[side, k]))
-        lines = [[Line(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
+        lines = [[SdProfile(*np.array(line).reshape(-1, 2).T) for line in side] for side in found]
         return lines[0], lines[1]
 
     def _passes_zero(self, sd: np.ndarray, inside: Inside) -> np.ndarray:
@@ -267,25 +269,25 @@ class Look:
         return passes
 
 
-def _alike(before: Line, after: Line, same: float) -> bool:
+def _alike(before: SdProfile, after: SdProfile, same: float) -> bool:
     """Whether a second look found about the same deviations as the first."""
     guess = np.exp(np.interp(after.values, before.values, np.log(before.sd)))
     return bool(np.abs(np.log(after.sd / guess)).max() < np.log(same))
 
 
-def even(line: Line, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def even(line: SdProfile, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Arguments of np.interp for values at equal distances in standard deviations."""
     distance = distance_along(line)
     return np.linspace(0, distance[-1], count), distance, line.values
 
 
-def distance_along(line: Line) -> np.ndarray:
+def distance_along(line: SdProfile) -> np.ndarray:
     """Length along the axis in standard deviations, from the first value."""
     rate = 1 / line.sd
     return np.concatenate([[0.0], np.cumsum(np.diff(line.values) * (rate[1:] + rate[:-1]) / 2)])
 
 
-def refined(line: Line, between: int) -> Line:
+def refined(line: SdProfile, between: int) -> SdProfile:
     """The same with so many values in between, on which the deviation grows by equal factors.
 
     In between it is taken to be linear, as it is along the axis of a scale: the steps between
@@ -299,4 +301,4 @@ def refined(line: Line, between: int) -> Line:
     place = np.where(near, share, grown / np.where(near, 1.0, factor - 1))
     values = line.values[:-1, None] + np.diff(line.values)[:, None] * place
     sd = line.sd[:-1, None] * (1 + grown)
-    return Line(np.append(values, line.values[-1]), np.append(sd, line.sd[-1]))
+    return SdProfile(np.append(values, line.values[-1]), np.append(sd, line.sd[-1]))

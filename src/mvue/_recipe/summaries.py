@@ -155,7 +155,7 @@ class Statistics(eqx.Module):
 
 
 @register(name="mvue.Parts")
-class Parts(eqx.Module):
+class JointStatistics(eqx.Module):
     """Statistics of a measurement of several parts, such as two samples."""
 
     parts: tuple[Statistics, ...]
@@ -216,7 +216,7 @@ def choose_statistics(
     *,
     sets: Sequence[tuple[int, ...]] = (),
     settings: SummariesSettings,
-) -> Statistics | Parts:
+) -> Statistics | JointStatistics:
     """The statistics for measurements like these, with a leading axis.
 
     Args:
@@ -232,7 +232,7 @@ def choose_statistics(
         _statistics_of_part([arrays[i] for i in group], group is not ordered, settings)
         for group in groups
     ]
-    return parts[0] if len(parts) == 1 else Parts(tuple(parts), tuple(groups), settings)
+    return parts[0] if len(parts) == 1 else JointStatistics(tuple(parts), tuple(groups), settings)
 
 
 def _statistics_of_part(x: list[Array], is_set: bool, settings: SummariesSettings) -> Statistics:

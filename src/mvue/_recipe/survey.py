@@ -27,10 +27,10 @@ from .._core.types import Key, Theta
 from .._display.tables import html_of
 from .._runtime.jit import jit
 from .exchangeability import describe_sets, exchangeable_sets, is_exchangeable
-from .sensitivity import Line, Look, distance_along, refined
+from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
-from .summaries import Parts, Statistics, choose_statistics
+from .summaries import JointStatistics, Statistics, choose_statistics
 
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
 
@@ -71,7 +71,7 @@ class Survey:
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]
     """The coordinates of theta; empty if the prior was left as it is."""
-    statistics: Statistics | Parts
+    statistics: Statistics | JointStatistics
     """What the default network sees of a measurement."""
     pilot: Draw
     """Some draws from the prior of the problem."""
@@ -164,9 +164,9 @@ def survey(problem: Problem, *, key: Key, recipe: Recipe | None = None) -> Surve
 
 
 def _tables(
-    inside: list[Line],
-    below: list[Line],
-    above: list[Line],
+    inside: list[SdProfile],
+    below: list[SdProfile],
+    above: list[SdProfile],
     share: float,
     settings: SurveySettings,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +178,7 @@ def _tables(
     finer = [refined(line, settings.between) for line in inside]
     for inner, low, high in zip(finer, below, above, strict=True):
         low_count, high_count = (round(share * len(part.values)) for part in (low, high))
-        line = Line(
+        line = SdProfile(
             *(
                 np.concatenate([b[:low_count][::-1], i, a[:high_count]])
                 for b, i, a in zip(
@@ -295,7 +295,10 @@ def _least_error(sd: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _error_by_y(
-    problem: Problem, pilot: Draw, statistics: Statistics | Parts, settings: ErrorModelSettings
+    problem: Problem,
+    pilot: Draw,
+    statistics: Statistics | JointStatistics,
+    settings: ErrorModelSettings,
 ) -> Callable[[Theta], Array]:
     """The size of errors where the coordinates of theta are not known: a smooth function of y.
 

@@ -18,7 +18,7 @@ from .._models.fronts import Front, Seen, register_front
 from .._training.input_range import InputRange, TrainedOn
 from .._training.result import Fit
 from ._fronts import (
-    Parts,
+    FrontParts,
     check_front,
     check_savable,
     in_jax,
@@ -37,7 +37,7 @@ class ScikitLearnFront(Front):
         self.estimator = estimator
 
     @functools.cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> FrontParts:
         """The estimator, taken apart."""
         return parts_of(self.estimator)
 

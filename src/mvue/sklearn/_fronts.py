@@ -19,7 +19,7 @@ from ._network import BCERegressor
 from ._transformers import KNOWN, constant, known
 
 
-class Parts(NamedTuple):
+class FrontParts(NamedTuple):
     """A front, taken apart."""
 
     before: list[Any]
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
         return (self.before[0] if self.before else self.regressor).n_features_in_
 
 
-def parts_of(front: Any) -> Parts:
+def parts_of(front: Any) -> FrontParts:
     """Take an estimator of scikit-learn apart."""
     if isinstance(front, Pipeline):
         before = [part for _, step in front.steps[:-1] for part in _flat(step)]
@@ -43,7 +43,7 @@ def parts_of(front: Any) -> Parts:
     if isinstance(front, TransformedTargetRegressor):
         inner = parts_of(front.regressor_)
         return inner._replace(after=[*inner.after, front.transformer_])
-    return Parts([], front, [])
+    return FrontParts([], front, [])
 
 
 def _flat(step: Any) -> list[Any]:

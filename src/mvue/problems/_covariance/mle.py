@@ -17,7 +17,7 @@ from ..._numerics.small_matrices import invert, multiply, solve
 INWARD = 0.7  # towards a positive definite matrix, until the start is one
 
 
-class Point(NamedTuple):
+class CovariancePoint(NamedTuple):
     """What is known at one y."""
 
     value: Float[Array, ""]
@@ -52,19 +52,19 @@ def maximise(
         max_steps: stop at the latest after so many steps.
     """
 
-    def look(y: Array) -> Point:
+    def look(y: Array) -> CovariancePoint:
         return _look(y, sample, basis, offset, n)
 
-    def found(point: Point) -> Array:
+    def found(point: CovariancePoint) -> Array:
         return point.concave & (point.distance <= tolerance)
 
-    def more(state: tuple[Array, Array, Array, Point]) -> Array:
+    def more(state: tuple[Array, Array, Array, CovariancePoint]) -> Array:
         count, length, _, point = state
         return (count < max_steps) & (length > STALLED) & ~found(point) & jnp.isfinite(point.value)
 
     def improve(
-        state: tuple[Array, Array, Array, Point],
-    ) -> tuple[Array, Array, Array, Point]:
+        state: tuple[Array, Array, Array, CovariancePoint],
+    ) -> tuple[Array, Array, Array, CovariancePoint]:
         count, length, y, here = state
         trial = y + length * here.step
         there = look(trial)
@@ -135,7 +135,7 @@ def traces(
     return 0.5 * (products + products.T)
 
 
-def _look(y: Array, sample: Array, basis: Array, offset: Array, n: int) -> Point:
+def _look(y: Array, sample: Array, basis: Array, offset: Array, n: int) -> CovariancePoint:
     precision, pivots = invert(covariance(y, basis, offset))
     whitened = _between(precision, sample)
     gradient = _gradient(precision, whitened, basis)
@@ -147,7 +147,7 @@ def _look(y: Array, sample: Array, basis: Array, offset: Array, n: int) -> Point
     distance = jnp.sqrt(jnp.maximum(-n / 2 * jnp.sum(gradient * step), 0.0))
     value = n / 2 * (jnp.sum(jnp.log(pivots)) + jnp.sum(precision * sample))
     usable = (pivots > 0).all() & jnp.isfinite(distance)
-    return Point(jnp.where(usable, value, jnp.nan), step, distance, concave)
+    return CovariancePoint(jnp.where(usable, value, jnp.nan), step, distance, concave)
 
 
 def _between(precision: Array, sample: Array) -> Array:
