@@ -8,6 +8,7 @@ likelihood.
 """
 
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def main(units: int = 20_000, unit_repeats: int = 8, repeats: int = 20_000) -> m
     return report
 
 
-def as_estimator(model: object) -> mvue.LinearReadout:
+def as_estimator(model: object) -> Callable[[jax.Array], jax.Array]:
     """The fitted pipeline as a function of one measurement."""
     scaler, fourier, linear = (step for _, step in model.steps)  # type: ignore[attr-defined]
     scale = np.sqrt(2 / fourier.random_offset_.size)
@@ -62,7 +63,7 @@ def as_estimator(model: object) -> mvue.LinearReadout:
         return scale * jnp.cos(standard @ fourier.random_weights_ + fourier.random_offset_)
 
     weight, bias = jnp.atleast_2d(linear.coef_), jnp.atleast_1d(linear.intercept_)
-    return mvue.LinearReadout(features, weight, bias)
+    return lambda x: weight @ features(x) + bias
 
 
 if __name__ == "__main__":

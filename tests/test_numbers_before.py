@@ -77,7 +77,7 @@ def test_bounds(variance):
     )
 
     def log_likelihood(theta, x):
-        parts = -0.5 * jnp.sum((x - jnp.stack([theta, -theta])) ** 2, axis=1)
+        parts = -0.5 * jnp.sum((x[None, :] - jnp.stack([theta, -theta])) ** 2, axis=1)
         return jax.nn.logsumexp(parts)
 
     def simulate(key, theta):

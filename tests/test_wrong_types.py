@@ -13,6 +13,7 @@ prior = dist.Uniform(0.0, 1.0)
 problem = mvue.Problem(prior, lambda key, t: t + jr.normal(key, (2,)))
 key = jr.key(0)
 estimates, y = np.zeros((3, 2, 1)), np.zeros((3, 1))
+data = mvue.Repeats.from_rows(np.arange(8.0).reshape(4, 2), np.array([0.0, 0.0, 1.0, 1.0]))
 cases = [
     (lambda: mvue.Problem(prior, 3.0), TypeError, "simulate must be callable, got float"),
     (lambda: mvue.Problem(prior, problem.simulate, names="y"), TypeError, "got the string 'y'"),
@@ -28,6 +29,7 @@ cases = [
     (lambda: mvue.fit(problem, key=key, loss=losses.emmse_loss), TypeError, "as loss(estimates, d"),
     (lambda: mvue.assess({1: np.mean}, problem, key=key), TypeError, "must be named by strings"),
     (lambda: mvue.fit(problem.simulate, key=key), TypeError, "problem must be a Problem"),
+    (lambda: mvue.fit(data, key=key), TypeError, "got data (Repeats): use fit_data"),
     (lambda: jax.jit(lambda k: mvue.fit(problem, key=k))(key), TypeError, "fit cannot be traced"),
     (lambda: mvue.bce(np.float32(-1)), ValueError, "bias_weight must be at least 0"),
     (lambda: mvue.bce("40"), TypeError, "bias_weight must be a number"),

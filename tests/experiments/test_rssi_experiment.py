@@ -23,7 +23,7 @@ def smoke(tmp_path_factory):
         def unreachable():
             raise DatasetError("no way there")
 
-        patch.setattr("mvue.experiments._rssi_methods.rssi", unreachable)
+        patch.setattr("mvue.experiments.rssi.methods.rssi", unreachable)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     return folder, json.loads((folder / "results.json").read_text()), result.output

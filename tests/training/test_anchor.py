@@ -13,11 +13,12 @@ import mvue
 from helpers.hasty import HASTY
 from helpers.plain import plain_fit
 from mvue._training.batches import SimulatedBatches
-from mvue._training.control_variate import MOST, Control, ThetaFeatures
+from mvue._training.control_variate import Control, ThetaFeatures
 from mvue._training.program import Program
 from mvue.nn._staged import Given, Staged, WithBaseline
 
 N = 8
+MOST = mvue.Recipe().control_variate.most_features
 AT = jnp.linspace(-1.0, 1.0, 5)
 
 

@@ -397,10 +397,3 @@ def test_data_larger_than_memory_take_turns(shards, monkeypatch, key):
         assert 0 < found.held_out["mse"] < 1
     with pytest.raises(ValueError, match="split='rows' needs data that fit into memory"):
         mvue.fit_data(shards, key=key, split="rows")
-
-
-def test_fit_takes_data_too(shards, key):
-    fit = mvue.fit(shards, loss=mvue.bce(3.0), steps=5, key=key)
-    assert fit.estimator(jnp.ones(3)).shape == (1,)
-    with pytest.raises(TypeError, match="need a Problem to simulate"):
-        mvue.fit(shards, baseline=lambda x: x[:1], key=key)

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from mvue._runtime import host as _memory
+from mvue._runtime import memory as _memory
 from mvue._training import checkpoint as _checkpoint
 
 PROBLEM = mvue.Problem.from_likelihood(

@@ -153,6 +153,10 @@ def _cast(values: Any, dtype: Any, xp: Any) -> Any:
     if not jnp.issubdtype(values.dtype, np.number) and values.dtype != bool:
         raise TypeError(f"x must be numbers, got {values.dtype}")
     is_complex = jnp.issubdtype(values.dtype, np.complexfloating)
+    inexact = np.complexfloating if is_complex else np.floating
+    wider = jnp.promote_types(values.dtype, dtype) == values.dtype
+    if isinstance(values, Tracer) and wider and jnp.issubdtype(dtype, inexact):
+        return values  # double precision, where a compiled function asks for it
     lossy = is_complex and not jnp.issubdtype(dtype, np.complexfloating)
     if not lossy and not jnp.issubdtype(dtype, np.inexact):
         if isinstance(values, Tracer):
