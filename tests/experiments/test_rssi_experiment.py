@@ -13,16 +13,24 @@ from mvue.datasets import DatasetError
 from mvue.experiments.rssi.methods import simulated_table
 
 
+def unreachable():
+    raise DatasetError("no way there")
+
+
+def test_without_the_measurements_one_sentence_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("mvue.experiments.rssi.methods.rssi", unreachable)
+    result = CliRunner().invoke(app, ["reproduce", "rssi", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.output == "no way there\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     """On data of the simulated room, wherever the measurements are."""
     folder = tmp_path_factory.mktemp("rssi")
     command = ["reproduce", "rssi", "--preset", "smoke", "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch:
-
-        def unreachable():
-            raise DatasetError("no way there")
-
         patch.setattr("mvue.experiments.rssi.methods.rssi", unreachable)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output

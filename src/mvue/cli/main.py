@@ -127,7 +127,7 @@ def reproduce(
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
     except (CheckpointError, DatasetError, ImportError) as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except OSError as error:
         console.print(f"cannot write the results: {error}", style="red", markup=False)

@@ -95,11 +95,13 @@ class TrainedMethod(NamedTuple):
         return getattr(self.predict, "__self__", None)
 
 
-def load_table(seed: int) -> Table:
-    """The measurements, or simulated ones of the same kind where they cannot be had."""
+def load_table(seed: int, *, may_simulate: bool = False) -> Table:
+    """The measurements, or, if asked for, simulated ones where they cannot be had."""
     try:
         data = rssi()
     except (DatasetError, ImportError) as error:
+        if not may_simulate:
+            raise
         return simulated_table(seed, str(error))
     return Table(data.x, data.y, repr(data), measured=True)
 
