@@ -24,8 +24,8 @@ import numpy as np
 
 import mvue
 from further_problems import FURTHER
-from mvue._recipe.exchangeability import exchangeable_sets
-from mvue._recipe.summaries import choose_statistics
+from mvue._summaries.joint import choose_statistics
+from mvue._summaries.layout import layout_of
 from mvue.experiments.textbook.results import BIAS_BAND, MSE_BAND, JudgedProblem
 from mvue.problems import textbook
 from plain_problems import PLAIN
@@ -55,9 +55,8 @@ def in_span(entry, draws=2_000):
     if entry.mvue is None:
         return None
     recipe, pilot = mvue.Recipe(), entry.problem.draw(jr.key(0), 1024, 4)
-    sets = exchangeable_sets(entry.problem, pilot, recipe.exchangeability)
-    first = jax.tree.map(lambda leaf: leaf[:, 0], pilot.x)
-    statistics = choose_statistics(first, sets=sets, settings=recipe.summaries)
+    layout = layout_of(entry.problem, pilot, recipe.exchangeability, recipe.summaries)
+    statistics = choose_statistics(pilot.x, layout, recipe.summaries)
 
     def both(key, theta):
         x = entry.problem.simulate(key, theta)

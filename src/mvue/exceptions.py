@@ -29,6 +29,10 @@ class IrregularModelError(BoundError):
     """The Cramér-Rao bound does not hold for a model; the message says why."""
 
 
+class PoorFitWarning(UserWarning):
+    """A trained estimator is biased, or far from the error to expect; it says what to try."""
+
+
 class ExtrapolationWarning(UserWarning):
     """An estimator is being judged at a value that the prior cannot produce."""
 

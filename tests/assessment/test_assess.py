@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import mvue
 from mvue._assessment import errors as _error_pieces
-from mvue._assessment.moments import merge, moments_of, summarize
 from mvue._display.figures import new_figure, share_legend
+from mvue._numerics.moments import merge, moments_of, summarize
 
 AT = np.array([[0.0, 0.5], [-0.5, 0.9], [1.0, -1.0]])
 

@@ -27,7 +27,7 @@ from sklearn.preprocessing import (
 import mvue
 from mvue._recipe.baseline import Baseline, PlugIn
 from mvue._recipe.network import Corrected
-from mvue._recipe.summaries import Statistics
+from mvue._summaries.sets import Statistics
 from mvue._training.input_range import TrainedOn
 from mvue.nn import Affine
 from mvue.nn._layers import perceptron

@@ -19,10 +19,10 @@ from .._core.keys import key_for
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
+from .._numerics.moments import ErrorMoments, summarize
 from .._runtime.progress import progress_for
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
 from .errors import ErrorPieces, pairs_of, rms_of
-from .moments import ErrorMoments, summarize
 from .report import Assessment, Report
 
 DEFAULT_VALUES = 13

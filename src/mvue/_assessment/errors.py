@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 from .._core.keys import fold_in_each
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
+from .._numerics.moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
 from .._runtime.progress import Progress
 from ..losses._functions import unit_mse, unit_squared_bias
-from .moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .report import PriorAverage
 
 PIECE_NUMBERS = 2**22  # numbers of x, or of estimates, held at a time: 16 MB in float32

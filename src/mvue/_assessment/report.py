@@ -8,9 +8,9 @@ import numpy as np
 
 from .._core.types import Theta
 from .._display.tables import Rows, html_of, text_of
+from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
-from .moments import ErrorMoments
 from .tables import summary_rows, value_rows
 
 if TYPE_CHECKING:

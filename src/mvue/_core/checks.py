@@ -94,3 +94,38 @@ def describe_shapes(tree: PyTree) -> str:
         return f"shape {tuple(leaves[0][1].shape)}"
     parts = (f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves)
     return "shapes " + ", ".join(parts)
+
+
+LAYOUTS = {"set": (1, 9), "series": (1, 2), "image": (2, 3), "vector": (0, 9)}
+"""What an array of x may be called, and how many axes it then has."""
+
+
+def layout_words(layout: Any, x: Any) -> list[str] | None:
+    """The word for each array of x; None if nothing is said."""
+    if layout is None:
+        return None
+    count = len(jax.tree.leaves(x))
+    return [layout] * count if isinstance(layout, str) else list(jax.tree.leaves(layout))
+
+
+def check_layout(layout: Any, x: Any) -> None:
+    """Refuse words that are none, or that the shapes of x contradict."""
+    words = layout_words(layout, x)
+    if words is None:
+        return
+    known = ", ".join(map(repr, LAYOUTS))
+    if not isinstance(layout, str) and jax.tree.structure(layout) != jax.tree.structure(x):
+        raise ValueError(
+            f"layout must be one of {known}, or such a word for each array of x, in the structure "
+            f"of x, {describe_shapes(x)}; got {layout!r}"
+        )
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+    for path, word, leaf in zip(paths, words, jax.tree.leaves(x), strict=True):
+        if word not in LAYOUTS:
+            raise ValueError(f"layout must be one of {known}, got {word!r} for x{path}")
+        least, most = LAYOUTS[word]
+        if not least <= leaf.ndim <= most:
+            raise ValueError(
+                f"layout {word!r} needs an array of {least} to {most} axes, got x{path} of shape "
+                f"{leaf.shape}"
+            )

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from .._display.tables import labelled_html
 from ..exceptions import SimulatorError
-from .checks import check_count, checked_names, describe_shapes, is_not_jax
+from .checks import check_count, check_layout, checked_names, describe_shapes, is_not_jax
 from .keys import fold_in_each
 from .priors import _check_prior, _is_prior_leaf
 from .types import Key, Measurement, Theta
@@ -54,6 +54,10 @@ class Problem:
         exchangeable: whether the leading axis of x indexes independent, identically distributed
             draws, whose order carries no information. None leaves that open: the default network
             judges by simulations; whatever else needs such draws wants to be told.
+        layout: what a measurement is: ``"set"``, ``"series"``, ``"image"`` or ``"vector"``, or such
+            a word for each array of x, in the structure of x. It decides what the default network
+            sees. None leaves it to simulations and to the shape of x. ``"set"`` for all of x is
+            the same as ``exchangeable=True``.
         crb: optional ``crb(theta) -> (d, d)``, a known lower bound on the covariance of
             unbiased estimators of y.
         likelihood: optional ``likelihood(theta)``, the distribution of one measurement that
@@ -68,6 +72,7 @@ class Problem:
     exchangeable: bool | None = None
     crb: Callable[[Theta], Any] | None = None
     likelihood: Callable[[Theta], Any] | None = None
+    layout: Any = None
 
     def __post_init__(self) -> None:
         for name in ("simulate", "log_likelihood", "target", "crb", "likelihood"):
@@ -80,6 +85,14 @@ class Problem:
         self._check_log_likelihood(x)
         if self.crb is not None:
             self._check_crb(y.shape[0])
+        check_layout(self.layout, x)
+        if self.layout is not None and self.exchangeable is None:
+            object.__setattr__(self, "exchangeable", self.layout == "set")
+        elif self.layout is not None and self.exchangeable != (self.layout == "set"):
+            raise ValueError(
+                f"exchangeable is {self.exchangeable} and layout is {self.layout!r}: say one of "
+                "them"
+            )
         if self.exchangeable:
             lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
             if len(lengths) != 1 or lengths == {()}:
@@ -98,6 +111,7 @@ class Problem:
         names: tuple[str, ...] | None = None,
         exchangeable: bool | None = None,
         crb: Callable[[Theta], Any] | None = None,
+        layout: Any = None,
     ) -> "Problem":
         """A problem whose simulator and log-likelihood are one numpyro distribution.
 
@@ -108,6 +122,7 @@ class Problem:
             names: as in `Problem`.
             exchangeable: as in `Problem`.
             crb: as in `Problem`.
+            layout: as in `Problem`.
         """
 
         def simulate(key: Key, theta: Theta) -> Array:
@@ -116,7 +131,8 @@ class Problem:
         def log_likelihood(theta: Theta, x: Array) -> Array:
             return jnp.sum(likelihood(theta).log_prob(x))
 
-        return cls(prior, simulate, log_likelihood, target, names, exchangeable, crb, likelihood)
+        known = (log_likelihood, target, names, exchangeable, crb, likelihood, layout)
+        return cls(prior, simulate, *known)
 
     def sample_prior(self, key: Key) -> Theta:
         """One theta."""

@@ -57,7 +57,7 @@ class PlugIn(Frozen):
         log_sd = jnp.clip(log_sd, self.log_sd_range[0], self.log_sd_range[1])
         low, high = self.scale[:, 0], self.scale[:, -1]
         middle = (place - (low + high) / 2) / (high - low) * 3
-        y = jax.vmap(_extended_interp)(place, self.scale, self.table)
+        y = jax.vmap(extended_interp)(place, self.scale, self.table)
         return y, log_sd, jnp.concatenate([middle, log_sd])
 
     def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
@@ -118,21 +118,51 @@ class _Piece(NamedTuple):
     log_sd: np.ndarray
 
 
+class Start(NamedTuple):
+    """The start in closed form, and how good it is."""
+
+    plug_in: PlugIn
+    baseline: Baseline | None
+    error: tuple[float, ...]
+    """Its mean squared error over the expected one, on simulations that it was not fitted to; one
+    for each component."""
+
+
 def fit_baseline(
     problem: Problem, survey: Survey, *, only_plug_in: bool = False, key: Key
-) -> tuple[PlugIn, Baseline | None]:
+) -> Start:
     """Both steps, or the first, from simulations of the problem to be trained on."""
     settings, table = survey.recipe.baseline, survey.recipe.survey.table
     simulate_key, hidden_key = jr.split(key)
     few = max(1, settings.plug_in_units // settings.units)
     count = few if only_plug_in else settings.pieces
-    pieces = _simulated(problem, survey, simulate_key, count)
+    pieces = _simulated(problem, survey, simulate_key, count + 1)
+    *pieces, fresh = pieces
     first = _Piece(*(np.concatenate(part) for part in zip(*pieces[:few], strict=True)))
     plug_in = _fit_plug_in(first, hidden_key, table, settings)
     if only_plug_in:
-        return plug_in, None
+        return Start(plug_in, None, ())
     scaling = _scaling(first.natural, settings.fewest_draws)
-    return plug_in, _fit_linear(pieces, plug_in, scaling, settings)
+    baseline = _fit_linear(pieces, plug_in, scaling, settings)
+    return Start(plug_in, baseline, _error(plug_in, baseline, fresh))
+
+
+def _error(plug_in: PlugIn, baseline: Baseline, piece: _Piece) -> tuple[float, ...]:
+    """Mean squared errors over the expected ones; the few largest do not count."""
+
+    @jit
+    @jax.vmap
+    @jax.vmap
+    def estimate(inputs: Array, natural: Array) -> Array:
+        plugged, log_sd, _ = plug_in(inputs)
+        return baseline(plugged, log_sd, plug_in.inputs(inputs), natural)
+
+    estimates = np.asarray(estimate(piece.inputs, piece.natural), np.float64)
+    errors = (estimates - piece.y[:, None, :]) * np.exp(-piece.log_sd)[:, None, :]
+    squares = np.mean(errors**2, axis=1)
+    squares = np.where(np.isfinite(squares), squares, np.inf)
+    largest = np.quantile(squares, 0.98, axis=0)
+    return tuple(np.minimum(squares, largest).mean(axis=0).tolist())
 
 
 def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
@@ -237,7 +267,19 @@ class _UnitMoments:
         return clipped_coefficients(self.total, self.within, self.cross, bias_weight, ridge)
 
 
-def _extended_interp(at: Array, scale: Array, table: Array) -> Array:
+def unit_tables(problem: Problem, survey: Survey, key: Key) -> tuple[Array, Array]:
+    """A scale in which the standard deviation of y is about one, and the y there, (d, table)."""
+    keys = jr.split(key, survey.recipe.baseline.plug_in_units)
+    theta = jax.jit(jax.vmap(problem.sample_prior))(keys)
+    y = np.asarray(jax.vmap(problem.y_of)(theta), np.float64)
+    log_sd = np.asarray(jax.jit(jax.vmap(survey.log_sd))(theta), np.float64)
+    size = survey.recipe.survey.table
+    pairs = [unit_scale(*columns, size) for columns in zip(y.T, log_sd.T, strict=True)]
+    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    return _array(scale), _array(table)
+
+
+def extended_interp(at: Array, scale: Array, table: Array) -> Array:
     """Interpolation that goes on beyond both ends with the slopes it has there."""
     below = (table[1] - table[0]) / (scale[1] - scale[0])
     above = (table[-1] - table[-2]) / (scale[-1] - scale[-2])

@@ -7,12 +7,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._summaries.joint import JointStatistics
+from .._summaries.ordered import OrderedStatistics
+from .._summaries.sets import Statistics
 from ..nn._frozen import count_weights
 from ..nn._measurements import flatten
 from ..nn._staged import WithBaseline
 from ..nn._standardize import Standardized
 from .network import Corrected
-from .summaries import JointStatistics, Statistics
+from .scoring import Scored
 
 
 def describe_estimator(network: Any, x: Any) -> dict[str, str]:
@@ -30,6 +33,16 @@ def describe_estimator(network: Any, x: Any) -> dict[str, str]:
         layers = _layers(inner.network)
         if inner.inner is not None:
             layers += f", and {_layers(inner.inner)} averaged over the elements"
+    elif isinstance(inner, Scored):
+        summaries, trained = _summaries(inner, x), (inner.first, inner.stages)
+        start = f"learned: {_layers(inner.first)}"
+        rank = inner.stages[0].mix.out_features
+        waves = 2 * sum(inner.octaves)
+        layers = (
+            f"{len(inner.stages)} stages of learned Fisher scoring for {len(inner.octaves)} "
+            f"parameters, each with {rank} products of a summary and a coefficient, coefficients "
+            f"from the state and {waves} waves of it"
+        )
     elif isinstance(inner, Standardized):
         plain = inner.features is flatten
         what = "the numbers of x" if plain else f"{_name(inner.features)} of x"
@@ -45,22 +58,28 @@ def describe_estimator(network: Any, x: Any) -> dict[str, str]:
     }
 
 
-def _summaries(network: Corrected, x: Any) -> str:
+def _summaries(network: Corrected | Scored, x: Any) -> str:
     statistics, leaves = network.statistics, jax.tree.leaves(x)
-    parts = [(statistics, leaves)]
+    parts: list[tuple[Any, list[Any]]] = [(statistics, leaves)]
+    between = False
     if isinstance(statistics, JointStatistics):
         groups = [[leaves[i] for i in group] for group in statistics.leaves]
         parts = list(zip(statistics.parts, groups, strict=True))
-    words = [_words(part, group) for part, group in parts if isinstance(part, Statistics)]
-    if len(parts) > 1 and statistics.settings.natural:
-        words.append("differences of means over noise")
+        sets = [part for part in statistics.parts if isinstance(part, Statistics)]
+        between = len(sets) > 1 and statistics.settings.natural
+    words = [_words(part, group) for part, group in parts]
+    words += ["differences of means over noise"] if between else []
+    if isinstance(statistics, JointStatistics) and statistics.own is not None:
+        words.append(f"{len(statistics.own.functions)} given functions of x")
     return f"{network.plug_in.scaling.shift.shape[0]:,} numbers, of {'; '.join(words)}"
 
 
-def _words(statistics: Statistics, leaves: list[Any]) -> str:
+def _words(statistics: Statistics | OrderedStatistics, leaves: list[Any]) -> str:
     """What is measured, and the families of its statistics."""
     settings = statistics.settings
     size = sum(math.prod(leaf.shape) * (1 + jnp.iscomplexobj(leaf)) for leaf in leaves)
+    if isinstance(statistics, OrderedStatistics):
+        return _words_of_ordered(statistics, leaves[0].shape, size)
     if statistics.kind == "flat":
         families = ["themselves", "their mean square"]
         families += ["logarithms"] if statistics.positive else []
@@ -77,6 +96,23 @@ def _words(statistics: Statistics, leaves: list[Any]) -> str:
     if statistics.whitening is not None and settings.natural:
         families.append("mean over noise")
     return f"a set of {n:,} vectors of {size // n:,} ({', '.join(families)})"
+
+
+def _words_of_ordered(statistics: OrderedStatistics, shape: tuple[int, ...], size: int) -> str:
+    settings = statistics.settings
+    families = ["the numbers themselves", "mean square"]
+    if statistics.subspace is not None:
+        families[0] = f"{statistics.subspace.matrix.shape[1]} components of them"
+    families += ["logarithms"] if statistics.positive and statistics.subspace is None else []
+    families += ["products"] if size <= settings.largest_quadratic else []
+    if statistics.kind == "vector":
+        return f"a vector of {size:,} numbers ({', '.join(families)})"
+    families += ["products at lags", "moments"]
+    if statistics.kind == "image":
+        return f"an image of {' x '.join(map(str, shape))} ({', '.join(families)})"
+    families.append("sizes at lags")
+    families += ["spectrum"] if max(shape) >= settings.fewest_spectrum else []
+    return f"a series of {' x '.join(map(str, shape))} ({', '.join(families)})"
 
 
 def _closed_form(network: Corrected) -> str:

@@ -11,10 +11,12 @@ from jaxtyping import Array, Float
 from .._core.problem import Problem
 from .._core.types import Key, Measurement
 from .._serialise.registry import register
+from .._summaries.joint import Summaries
+from .._summaries.sets import Statistics
 from ..nn._layers import nearly_zero
 from ..nn._staged import Staged
 from .baseline import Baseline, PlugIn, fit_baseline
-from .summaries import JointStatistics, Statistics
+from .scoring import Places, Scored, places_of, scored_network
 from .survey import Survey
 
 
@@ -38,7 +40,7 @@ class Corrected(Staged):
     elements that an inner network learns. Without a baseline it is the correction alone.
     """
 
-    statistics: Statistics | JointStatistics
+    statistics: Summaries
     plug_in: PlugIn
     baseline: Baseline | None
     inner: eqx.nn.MLP | None
@@ -65,10 +67,24 @@ class Corrected(Staged):
         return prepared.estimate + prepared.sd * self.network(inputs)
 
 
+class DefaultNetwork(NamedTuple):
+    """The network that `fit` builds when it is given none."""
+
+    network: Corrected | Scored
+    places: Places | None
+    """What the states of stages are to be; None without stages."""
+    start: tuple[float, ...]
+    """Squared errors of the start in closed form over the expected ones, one for each component;
+    empty where there is none."""
+
+
 def default_network(
     problem: Problem, survey: Survey, *, correction: bool = False, key: Key
-) -> Corrected:
+) -> DefaultNetwork:
     """The network that `fit` builds when it is given none.
+
+    Where a start in closed form comes near the error to expect, a perceptron corrects it; where it
+    does not, the estimate is learned by stages.
 
     Args:
         problem: what to train on.
@@ -77,15 +93,21 @@ def default_network(
         key: for simulations and for the initial weights.
     """
     baseline_key, inner_key, network_key = jr.split(key, 3)
-    plug_in, baseline = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
+    start = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
+    plug_in, sizes = start.plug_in, survey.recipe.network
+    if not correction and max(start.error) > sizes.good_start:
+        places = places_of(survey, plug_in, sizes.most_nuisances)
+        network = scored_network(survey.statistics, plug_in, places, sizes, key=network_key)
+        return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None
-    statistics, sizes = survey.statistics, survey.recipe.network
+    statistics = survey.statistics
     if isinstance(statistics, Statistics) and statistics.kind == "vectors":
         elements = jax.eval_shape(statistics.elements, x).shape[1]
         shape = elements, sizes.inner_out, sizes.inner_width, sizes.inner_depth
         inner = eqx.nn.MLP(*shape, jax.nn.gelu, key=inner_key)
         size += sizes.inner_out
     network = eqx.nn.MLP(size, d, sizes.width, sizes.depth, jax.nn.gelu, key=network_key)
-    return Corrected(statistics, plug_in, baseline, inner, nearly_zero(network))
+    corrected = Corrected(statistics, plug_in, start.baseline, inner, nearly_zero(network))
+    return DefaultNetwork(corrected, None, start.error)

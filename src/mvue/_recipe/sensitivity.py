@@ -1,6 +1,8 @@
 """Information by simulation: how far means of statistics move with theta, against their noise."""
 
 import dataclasses
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +14,13 @@ from jaxtyping import Array
 from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
-from .._core.types import Key
+from .._core.types import Key, Measurement
 from .._runtime.jit import jit
 from .settings import Recipe
-from .summaries import JointStatistics, Statistics
 
-CHUNK = 32  # values of theta in one call
+RIDGE = 1e-5  # of statistics with unit noise: those that others imply tell nothing new
+MOST_POINTS = 32  # values of theta in one call
+LARGEST_CHUNK = 2**25  # numbers simulated in one call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,21 @@ class Inside(NamedTuple):
     """How far apart to look from where slopes are taken, (p,)."""
 
 
+class Slopes(NamedTuple):
+    """What was seen of the statistics around one value of theta, each in units of its noise."""
+
+    slopes: Any
+    """How much they change over half a step of each coordinate, (p, s)."""
+    covariance: Any
+    """Of their noise, (s, s)."""
+    scatter: Any
+    """Mean products of half the differences of pairs, (s, s)."""
+    pairs: Any
+    """How many pairs of simulations were finite."""
+    good: Any
+    """Whether nearly all were, and there is noise."""
+
+
 class Look:
     """Standard deviations of theta from simulations around given values."""
 
@@ -46,68 +64,90 @@ class Look:
         self,
         problem: Problem,
         ranges: Ranges,
-        statistics: Statistics | JointStatistics,
+        summary: Callable[[Measurement], Array],
         key: Key,
         recipe: Recipe,
     ) -> None:
         self.recipe = recipe
         s, model = recipe.survey, recipe.error_model
-        self.problem, self.ranges, self.statistics = problem, ranges, statistics
+        self.problem, self.ranges, self.summary = problem, ranges, summary
         self.key, self.calls = key, 0
         self.p = p = len(ranges.low)
         x, _ = problem.shapes()
-        numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x)) * (2 * p + 1)
+        numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
         # Large simulators are looked at from fewer points, each with fewer simulations.
-        points = 2 * p * s.contexts * (s.nodes + s.reach / s.step) + model.points
-        share = s.budget / (numbers * points * s.simulations)
+        looks = s.contexts * (2 * s.nodes + 2 * p * s.reach / s.step)
+        share = s.budget / (numbers * (looks + model.points) * s.simulations)
         fewest = min(s.fewest_simulations, s.simulations)
-        self.simulations = int(np.clip(s.simulations * share, fewest, s.simulations))
+        self.simulations = 2 * (int(np.clip(s.simulations * share, fewest, s.simulations)) // 2)
         thin = np.clip(share * s.simulations / fewest, 0.0, 1.0) ** 0.5
         self.contexts = max(1, round(s.contexts * thin))
         self.nodes = max(min(s.fewest_nodes, s.nodes), round(s.nodes * thin))
         self.points = max(min(model.fewest_points, model.points), round(model.points * thin))
+        self.chunk = int(np.clip(LARGEST_CHUNK // (numbers * self.simulations), 1, MOST_POINTS))
         self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
-        self._information = jit(jax.vmap(self._information_at, in_axes=(0, 0, 0, 0)))
+        self._slopes = jit(jax.vmap(self._slopes_at))
 
-    def _information_at(self, theta: Array, down: Array, up: Array, key: Key) -> tuple[Array, Any]:
-        """Information about theta in the statistics, from simulations at theta and around."""
-        p = self.p
-        corners = [theta]
-        for k in range(p):
-            corners += [theta.at[k].set(up[k]), theta.at[k].set(down[k])]
+    def _slopes_at(self, down: Array, up: Array, key: Key) -> "Slopes":
+        """How the means of the statistics change between two values of theta, and their noise.
 
-        def seen(values: Array, key: Key) -> Array:
-            at = self.ranges.coordinates.to_theta(values)
-            keys = jr.split(key, self.simulations)
-            return jax.vmap(lambda k: self.statistics.inputs(self.problem.simulate(k, at)))(keys)
+        All coordinates are moved at once, each up or down at random, and slopes are correlations
+        with these signs: as many simulations serve one coordinate or fifty. Signs come in opposite
+        pairs with the same random numbers, whose differences have little noise where x is a smooth
+        function of theta.
+        """
+        pairs = self.simulations // 2
+        sign_key, noise_key = jr.split(key)
+        signs = jr.rademacher(sign_key, (pairs, self.p), up.dtype)
+        middle, half = (up + down) / 2, (up - down) / 2
+        keys = jr.split(noise_key, pairs)
 
-        found = jax.lax.map(
-            lambda pair: seen(*pair), (jnp.stack(corners), jr.split(key, 2 * p + 1))
-        )
-        finite = jnp.isfinite(found).all(axis=2)
-        share = jnp.mean(finite, axis=1)
-        mean = jnp.where(finite[:, :, None], found, 0.0).mean(axis=1) / share[:, None]
-        centred = jnp.where(finite[:, :, None], found - mean[:, None, :], 0.0)
-        deviation = jnp.sqrt(jnp.mean(centred**2, axis=(0, 1)))
-        varies = deviation > 1e-7 * jnp.abs(mean[0]) + jnp.finfo(found.dtype).tiny
+        def seen(signs: Array, key: Key) -> Array:
+            at = self.ranges.coordinates.to_theta(middle + half * signs)
+            return self.summary(self.problem.simulate(key, at))
+
+        found = jnp.stack([jax.vmap(seen)(signs, keys), jax.vmap(seen)(-signs, keys)])
+        finite = jnp.isfinite(found).all(axis=2).all(axis=0)
+        share = jnp.mean(finite)
+        found = jnp.where(finite[None, :, None], found, 0.0)
+        mean = found.mean(axis=(0, 1)) / share
+        steps = jnp.where(finite[:, None], found[0] - found[1], 0.0) / 2
+        slopes = signs.T @ steps / (pairs * share)
+        # What is left of the statistics once theta is known is their noise.
+        shifts = signs @ slopes
+        residuals = found - mean + jnp.stack([-shifts, shifts])
+        residuals = jnp.where(finite[None, :, None], residuals, 0.0).reshape(2 * pairs, -1)
+        deviation = jnp.sqrt(jnp.mean(residuals**2, axis=0) / share)
+        rounding = 1e-7 * jnp.abs(mean)
+        varies = deviation > rounding + jnp.finfo(found.dtype).tiny
         unit = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
-        centred = centred * unit[None, None, :]
-        count = centred.shape[0] * centred.shape[1]
-        covariance = jnp.einsum("ari,arj->ij", centred, centred) / count
-        slopes = (mean[1::2] - mean[2::2]) * unit[None, :] / (up - down)[:, None]
-        # The floor keeps the noise of nearly redundant statistics out.
-        floor = 1e-4 + centred.shape[2] / count
-        ridge = covariance + floor * jnp.eye(covariance.shape[0])
-        solved = jnp.linalg.solve(ridge, jnp.concatenate([slopes.T, covariance], axis=1))
-        information = slopes @ solved[:, :p]
-        # Means of so many simulations differ by chance, too: many statistics would seem to tell
-        # more than they do.
-        chance = jnp.trace(solved[:, p:]) * 2 / self.simulations / (up - down) ** 2
-        shown = jnp.diagonal(information)
-        kept = jnp.sqrt(jnp.clip(1 - chance / shown, self.recipe.survey.least_shown, 1.0))
-        information = information * kept[:, None] * kept[None, :]
-        noisy = ((jnp.std(centred[0], axis=0) * deviation) > 1e-7 * jnp.abs(mean[0])).any()
-        return information, (share > 1 - 2 * NONFINITE_LIMIT).all() & noisy
+        residuals, steps = residuals * unit, steps * unit
+        return Slopes(
+            slopes * unit,
+            residuals.T @ residuals / (2 * pairs * share),
+            steps.T @ steps / (pairs * share),
+            pairs * share,
+            (share > 1 - 2 * NONFINITE_LIMIT) & (deviation > rounding).any(),
+        )
+
+    def _information(self, seen: "Slopes", half: np.ndarray) -> np.ndarray:
+        """Information about theta, (p, p), from what was seen at one point; in double precision.
+
+        The inverse of a covariance that is estimated from n draws of s statistics is too large by
+        n / (n - s - 2), where a pair with the same noise is one draw. And slopes differ from zero
+        by chance: many statistics would seem to tell more than they do. What chance adds to the
+        information is seen in the differences that the slopes are means of.
+        """
+        slopes, covariance, scatter = (np.asarray(part, np.float64) for part in seen[:3])
+        pairs = float(seen.pairs)
+        inverse = np.linalg.inv(covariance + RIDGE * np.eye(len(covariance)))
+        freedom = np.sum(inverse * covariance)
+        inverse *= max(1 - (freedom + 2) / pairs, 0.05)
+        information = slopes @ inverse @ slopes.T
+        chance = np.sum(inverse * scatter) / pairs
+        shown = np.maximum(np.diagonal(information), np.finfo(float).tiny)
+        kept = np.sqrt(np.clip(1 - chance / shown, self.recipe.survey.least_shown, 1.0))
+        return information * np.outer(kept, kept) / np.outer(half, half)
 
     def covariance(
         self, theta: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray
@@ -121,15 +161,17 @@ class Look:
             up = np.minimum(np.ceil(np.maximum(up, np.round(theta) + 1)), np.floor(high))
             down = np.maximum(np.floor(np.minimum(down, up - 1)), np.ceil(low))
         information, good = [], []
-        for start in range(0, len(theta), CHUNK):
-            rows = np.arange(start, start + CHUNK) % len(theta)
+        for start in range(0, len(theta), self.chunk):
+            rows = np.arange(start, start + self.chunk) % len(theta)
             self.calls += 1
-            keys = jr.split(jr.fold_in(self.key, self.calls), CHUNK)
-            parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (theta, down, up))
-            matrix, ok = self._information(*parts, keys)
-            information.append(np.asarray(matrix, np.float64))
-            good.append(np.asarray(ok))
-        matrix = np.concatenate(information)[: len(theta)]
+            keys = jr.split(jr.fold_in(self.key, self.calls), self.chunk)
+            parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (down, up))
+            found = Slopes(*map(np.asarray, self._slopes(*parts, keys)))
+            for i, row in enumerate(rows):
+                one = Slopes(*(part[i] for part in found))
+                information.append(self._information(one, (up[row] - down[row]) / 2))
+            good.append(found.good)
+        matrix = np.stack(information)[: len(theta)]
         diagonal = np.sqrt(np.maximum(np.einsum("bii->bi", matrix), 0))
         trusted = np.concatenate(good)[: len(theta)]
         trusted &= np.isfinite(matrix).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
@@ -140,22 +182,43 @@ class Look:
     def _along(
         self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray, typical: np.ndarray
     ) -> Any:
-        """Deviations (p, G) at values (p, G) of each coordinate, the others from the prior."""
+        """Deviations (p, G) at values (p, G) of each coordinate, the others from the prior.
+
+        Of many coordinates all take one of their values at each point, in an order of their own.
+        """
         p, count = values.shape
+        if p > self.recipe.survey.most_alone and count > 2:
+            return self._along_all(values, reach, ends)
         theta = self.rng.choice(self.ranges.draws, (p, count, self.contexts))
         theta = np.clip(theta, ends[0], ends[1])
         steps = np.broadcast_to(typical, theta.shape).copy()
         for k in range(p):
             theta[k, :, :, k], steps[k, :, :, k] = values[k, :, None], reach[k, :, None]
-        flat = theta.reshape(-1, p)
-        low, high = np.minimum(ends[0], flat), np.maximum(ends[1], flat)
-        covariance, good = self.covariance(flat, steps.reshape(-1, p), low, high)
-        sd = np.sqrt(np.einsum("bii->bi", covariance)).reshape(p, count, self.contexts, p)
-        good = good.reshape(p, count, self.contexts)
+        sd, good = self._deviations(theta, steps, ends)
         own = np.stack([sd[k, :, :, k] for k in range(p)])
-        with np.errstate(invalid="ignore"):
-            middle = np.exp(np.median(np.log(own), axis=2))
-        return middle, good.all(axis=2), theta
+        return _typical(own), good.all(axis=2), theta
+
+    def _along_all(self, values: np.ndarray, reach: np.ndarray, ends: np.ndarray) -> Any:
+        p, count = values.shape
+        order = self.rng.permuted(np.tile(np.arange(count), (self.contexts, p, 1)), axis=2)
+        theta = np.take_along_axis(values[None], order, axis=2).transpose(0, 2, 1)
+        steps = np.take_along_axis(reach[None], order, axis=2).transpose(0, 2, 1)
+        sd, good = self._deviations(theta, steps, ends)
+        place = np.argsort(order, axis=2)
+        own = np.take_along_axis(sd.transpose(0, 2, 1), place, axis=2)
+        fine = np.take_along_axis(np.repeat(good[:, None, :], p, axis=1), place, axis=2)
+        own = np.where(fine, own, np.nan)
+        return _typical(own.transpose(1, 2, 0)), fine.any(axis=0), theta
+
+    def _deviations(
+        self, theta: np.ndarray, steps: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of all coordinates at points (..., p), (..., p), and which can be trusted, (...)."""
+        flat = theta.reshape(-1, self.p)
+        low, high = np.minimum(ends[0], flat), np.maximum(ends[1], flat)
+        covariance, good = self.covariance(flat, steps.reshape(-1, self.p), low, high)
+        sd = np.sqrt(np.einsum("bii->bi", covariance)).reshape(theta.shape)
+        return sd, good.reshape(theta.shape[:-1])
 
     def inside(self) -> Inside:
         """Standard deviations within the range of interest."""
@@ -267,6 +330,13 @@ class Look:
                 and is_defined(self.problem, below)
             )
         return passes
+
+
+def _typical(sd: np.ndarray) -> np.ndarray:
+    """The geometric median over the last axis, of what is known."""
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing is known
+        return np.exp(np.nanmedian(np.log(sd), axis=-1))
 
 
 def _alike(before: SdProfile, after: SdProfile, same: float) -> bool:

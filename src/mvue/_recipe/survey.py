@@ -8,7 +8,7 @@ interest by a few units, because data that look like the end also come from beyo
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,20 +18,27 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._core.checks import describe_shapes
 from .._core.coordinates import Coordinates
 from .._core.keys import key_for
 from .._core.problem import Draw, Problem
 from .._core.ranges import ranges_of
 from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
-from .._core.types import Key, Theta
+from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
 from .._runtime.jit import jit
-from .exchangeability import describe_sets, exchangeable_sets, is_exchangeable
+from .._summaries.joint import Summaries, choose_statistics
+from .._summaries.layout import Layout, layout_of
+from .._summaries.ordered import signal_subspace
+from ..nn._measurements import flatten
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
-from .summaries import JointStatistics, Statistics, choose_statistics
 
+OwnFunctions = Callable[[Measurement], Any] | Sequence[Callable[[Measurement], Any]] | None
+"""What a user gives as summaries: a function of one measurement, several, or none."""
+
+LARGEST_PILOT = 2**26  # numbers simulated at first
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
 
 
@@ -71,12 +78,12 @@ class Survey:
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]
     """The coordinates of theta; empty if the prior was left as it is."""
-    statistics: Statistics | JointStatistics
+    statistics: Summaries
     """What the default network sees of a measurement."""
     pilot: Draw
     """Some draws from the prior of the problem."""
-    exchangeable: bool
-    """Whether the leading axis of x indexes exchangeable draws, as the problem says or simulations
+    layout: Layout
+    """Which arrays of x are sets, series, images or vectors, as the problem says or simulations
     show."""
     recipe: Recipe
     """By which it was made."""
@@ -110,7 +117,13 @@ class Survey:
         return html_of(*([[header, *rows]] if rows else []), self.note)
 
 
-def survey(problem: Problem, *, key: Key, recipe: Recipe | None = None) -> Survey:
+def survey(
+    problem: Problem,
+    *,
+    key: Key,
+    recipe: Recipe | None = None,
+    summaries: OwnFunctions = None,
+) -> Survey:
     """Look at a problem by simulation and decide where to train and how to weight errors.
 
     `fit` does this by itself; call it to see or use its decisions elsewhere. The range of interest
@@ -123,24 +136,28 @@ def survey(problem: Problem, *, key: Key, recipe: Recipe | None = None) -> Surve
         problem: the problem.
         key: for the simulations.
         recipe: settings of the survey; `Recipe()` by default.
+        summaries: a function of one measurement, or several, whose values are statistics besides
+            those that the layout of x suggests.
     """
     recipe = checked_recipe(recipe)
     settings = recipe.survey
     keys = jr.split(key_for("survey", key), 6)
-    pilot = pilot_draw(problem, keys[0], settings.pilot, settings.pilot_repeats)
-    sets = exchangeable_sets(problem, pilot, recipe.exchangeability)
-    tested = problem.exchangeable is None and sets
-    about_sets = f"; {describe_sets(pilot.x, sets)}" if tested else ""
-    statistics = choose_statistics(
-        jax.tree.map(lambda leaf: leaf[:, 0], pilot.x), sets=sets, settings=recipe.summaries
-    )
-    is_set = is_exchangeable(problem, sets)
+    x, _ = problem.shapes()
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
+    pilot = pilot_draw(problem, keys[0], units, settings.pilot_repeats)
+    layout = layout_of(problem, pilot, recipe.exchangeability, recipe.summaries)
+    about_layout = f"; {layout.describe(x)}"
+    own = checked_summaries(summaries)
+    _check_own(problem, pilot, own)
+    statistics = choose_statistics(pilot.x, layout, recipe.summaries, own)
+    summary = _compressed(statistics, pilot, settings.most_summaries)
     found = ranges_of(problem, keys[1])
     if isinstance(found, str):
         log_sd = _error_by_y(problem, pilot, statistics, recipe.error_model)
-        note = f"drawn from the prior itself: {found}{about_sets}"
-        return Survey(problem.prior, log_sd, (), statistics, pilot, is_set, recipe, note)
-    look = Look(problem, found, statistics, keys[2], recipe)
+        note = f"drawn from the prior itself: {found}{about_layout}"
+        return Survey(problem.prior, log_sd, (), statistics, pilot, layout, recipe, note)
+    look = Look(problem, found, summary, keys[2], recipe)
     inside = look.inside()
     below, above = look.outside(inside)
     for share in (1.0, 0.5, 0.0):
@@ -159,8 +176,67 @@ def survey(problem: Problem, *, key: Key, recipe: Recipe | None = None) -> Surve
             zip(found.coordinates.names, widths.tolist(), strict=True)
         )
     )
-    note = f"drawn evenly in standard deviations, fewer towards the ends{about_sets}"
-    return Survey(prior, log_sd, ranges, statistics, pilot, is_set, recipe, note)
+    note = f"drawn evenly in standard deviations, fewer towards the ends{about_layout}"
+    return Survey(prior, log_sd, ranges, statistics, pilot, layout, recipe, note)
+
+
+def _compressed(
+    statistics: Summaries, pilot: Draw, most: int
+) -> Callable[[Measurement], Float[Array, " p"]]:
+    """The statistics, or of many so many combinations that differ between units."""
+    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    values = np.asarray(seen, np.float64)
+    if values.shape[2] <= most:
+        return statistics.inputs
+    values = values[np.isfinite(values).all(axis=(1, 2))]
+    low, centre, high = np.quantile(values.reshape(-1, values.shape[2]), [0.1, 0.5, 0.9], axis=0)
+    unit = np.where(high > low, 1 / np.where(high > low, high - low, 1.0), 0.0)
+    # Far values are brought closer, lest a few of them decide what is seen.
+    mean, axes = signal_subspace(np.arcsinh((values - centre) * unit), most)
+    centre, unit, mean, axes = (
+        jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit, mean, axes)
+    )
+
+    def summary(x: Measurement) -> Float[Array, " p"]:
+        return (jnp.arcsinh((statistics.inputs(x) - centre) * unit) - mean) @ axes
+
+    return summary
+
+
+def checked_summaries(summaries: OwnFunctions) -> tuple[Callable[[Measurement], Any], ...]:
+    """The functions that a user gave as a tuple."""
+    given = () if summaries is None else summaries
+    given = (given,) if callable(given) else tuple(given)
+    for function in given:
+        if not callable(function):
+            raise TypeError(
+                f"summaries must be a function of one measurement, or several, got {function!r}"
+            )
+    return given
+
+
+def _check_own(
+    problem: Problem, pilot: Draw, own: tuple[Callable[[Measurement], Any], ...]
+) -> None:
+    """Refuse summaries that fail, or are not finite on some simulations."""
+    for number, function in enumerate(own):
+        name = getattr(function, "__name__", repr(function))
+        try:
+            values = jit(jax.vmap(jax.vmap(lambda x, f=function: flatten(f(x)))))(pilot.x)
+        except Exception as error:
+            raise ValueError(
+                f"summaries[{number}] ({name}) failed on a measurement of "
+                f"{describe_shapes(problem.shapes()[0])}; it must be written in JAX and return "
+                f"arrays of one shape: {type(error).__name__}: {error}"
+            ) from error
+        bad = ~np.isfinite(np.asarray(values)).all(axis=2)
+        if bad.any():
+            unit = int(np.argmax(bad.sum(axis=1)))
+            raise ValueError(
+                f"summaries[{number}] ({name}) is not finite on {bad.mean():.2%} of the "
+                f"simulations, for example at y = {np.asarray(pilot.y)[unit]}: it must be finite "
+                "wherever the simulator is"
+            )
 
 
 def _tables(
@@ -297,7 +373,7 @@ def _least_error(sd: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _error_by_y(
     problem: Problem,
     pilot: Draw,
-    statistics: Statistics | JointStatistics,
+    statistics: Summaries,
     settings: ErrorModelSettings,
 ) -> Callable[[Theta], Array]:
     """The size of errors where the coordinates of theta are not known: a smooth function of y.

@@ -21,13 +21,18 @@ from .._core.sampling import pilot_draw
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._data.simulated import SimulatedData
+from .._finish.calibration import calibrate
+from .._finish.verdict import Judgement, judge
+from .._recipe.baseline import unit_tables
 from .._recipe.description import describe_estimator
 from .._recipe.network import default_network
-from .._recipe.settings import Recipe, changes, checked_recipe
-from .._recipe.survey import Survey, survey
+from .._recipe.settings import Recipe, checked_recipe
+from .._recipe.survey import OwnFunctions, Survey, survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
-from .._runtime.progress import progress_for
+from .._runtime.progress import Progress, progress_for
+from .._serialise.settings import changes
+from ..exceptions import PoorFitWarning
 from ..losses._loss import Loss, as_loss
 from ..losses._objectives import BiasConstrained, bce, geometric_schedule
 from ..nn._staged import Given, WithBaseline
@@ -36,7 +41,7 @@ from .batches import SimulatedBatches
 from .control_variate import Control, ThetaFeatures
 from .loop import Keys, Schedule, refuse_tracing, train
 from .program import Keep, Program
-from .result import Fit
+from .result import Fit, Outcome
 
 BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
 WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything else
@@ -51,6 +56,7 @@ def fit(
     baseline: Estimator | None = None,
     training_prior: Any = None,
     recipe: Recipe | None = None,
+    summaries: OwnFunctions = None,
     steps: int | None = None,
     batch_size: int | None = None,
     repeats: int | None = None,
@@ -86,6 +92,8 @@ def fit(
         training_prior: where to draw parameters, as `Problem.prior`. By default, for `bce`, whose
             answer does not depend on it, evenly over a range wider than the one of interest (see
             `survey`); for other losses the prior of the problem.
+        summaries: a function of one measurement, or several, that return arrays: statistics that
+            the default network sees besides those that the layout of x suggests.
         recipe: the constants of all that is decided here; `Recipe()` by default.
         steps: how many updates; this and other numbers that are None are those of
             ``recipe.schedule``.
@@ -159,11 +167,13 @@ def fit(
     started = time.perf_counter()
     keys = jr.split(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
+    finish_key = key_for("finish", key)
     seen: Survey | None = None
     if surveys:
         with stages.stage("surveying"):
-            seen = survey(problem, key=key, recipe=recipe)
-        problem = dataclasses.replace(problem, exchangeable=seen.exchangeable)
+            seen = survey(problem, key=key, recipe=recipe, summaries=summaries)
+        problem = dataclasses.replace(problem, exchangeable=seen.layout.is_one_set)
+    asked = problem
     if chooses_prior:
         assert seen is not None
         training_prior = seen.training_prior
@@ -173,11 +183,13 @@ def fit(
         assert seen is not None
         loss = loss.weighted_by(seen.weight)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
+    places = None
     if network is None:
         assert seen is not None
         correction = baseline is not None
         with stages.stage("making the network"):
-            network = default_network(problem, seen, correction=correction, key=network_key)
+            made = default_network(problem, seen, correction=correction, key=network_key)
+        network, places = made.network, made.places
     if baseline is not None:
         network = WithBaseline(Given(baseline), network)
     control = None
@@ -186,7 +198,9 @@ def fit(
         control = Control(features, loss.weights)
     mesh = mesh_for(batch_size)
     source = SimulatedBatches(problem, batch_size, repeats, mesh, numbers.validation_batches)
-    program = Program(source, network, loss, steps, optimizer, keep, control, settings=numbers)
+    program = Program(
+        source, network, loss, steps, optimizer, keep, control, settings=numbers, places=places
+    )
     if baseline is not None:
         _check_baseline(program, pilot_key)
     settings = {
@@ -215,7 +229,45 @@ def fit(
         anchors=anchors,
         survey=seen,
     )
-    return dataclasses.replace(trained, problem=problem)
+    trained = dataclasses.replace(trained, problem=problem)
+    finished = trained.outcome in (Outcome.FINISHED, Outcome.STOPPED_EARLY)
+    if seen is None or not loss.any_prior or not finished:
+        return trained
+    return _finished(trained, asked, seen, recipe, finish_key, stages, started)
+
+
+def _finished(
+    trained: Fit,
+    asked: Problem,
+    seen: Survey,
+    recipe: Recipe,
+    key: Key,
+    stages: Progress,
+    started: float,
+) -> Fit:
+    """The fit with its estimator calibrated and judged."""
+    calibrate_key, judge_key = jr.split(key)
+    assert trained.problem is not None
+    if recipe.calibration.units:
+        with stages.stage("calibrating"):
+            tables = unit_tables(trained.problem, seen, key)
+            found = calibrate(
+                trained.estimator,
+                trained.problem,
+                seen.log_sd,
+                tables,
+                recipe.calibration,
+                key=calibrate_key,
+            )
+        settings = {**trained.settings, "calibration": found.note}
+        trained = dataclasses.replace(trained, estimator=found.estimator, settings=settings)
+    if recipe.verdict.values:
+        with stages.stage("judging"):
+            verdict = judge(trained.estimator, asked, seen, recipe.verdict, key=judge_key)
+        trained = dataclasses.replace(trained, verdict=verdict)
+        if verdict.judgement is Judgement.POOR:
+            warnings.warn(f"the trained estimator is {verdict}", PoorFitWarning, stacklevel=3)
+    return dataclasses.replace(trained, seconds=time.perf_counter() - started)
 
 
 def _with_arguments(recipe: Recipe, **given: int | None) -> Recipe:

@@ -18,11 +18,11 @@ import numpy as np
 from .._core.checks import checked_names
 from .._core.keys import key_for
 from .._core.problem import Problem
-from .._core.sampling import compiled_draw, finite_units
+from .._core.sampling import compiled_draw, finite_units, pilot_draw
 from .._core.types import Measurement
-from .._recipe.exchangeability import settled
 from .._recipe.settings import Recipe
 from .._serialise.registry import register
+from .._summaries.layout import layout_of
 
 DRAWS = 2**14
 FEWEST = 2**6
@@ -185,8 +185,12 @@ class TrainedOn:
 def trained_on_problem(problem: Problem) -> TrainedOn:
     """From simulations of the problem that was trained on."""
     key = key_for("save", jr.key(0))
-    problem = settled(problem, jr.fold_in(key, SETTLING), Recipe())
-    is_set = bool(problem.exchangeable)
+    is_set = problem.exchangeable
+    if is_set is None:
+        recipe = Recipe()
+        units, repeats = recipe.survey.pilot, recipe.survey.pilot_repeats
+        pilot = pilot_draw(problem, jr.fold_in(key, SETTLING), units, repeats)
+        is_set = layout_of(problem, pilot, recipe.exchangeability, recipe.summaries).is_one_set
     x, _ = problem.shapes()
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     draws = int(np.clip(LARGEST_TOTAL // size, FEWEST, DRAWS))

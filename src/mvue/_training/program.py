@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw
 from .._core.types import Estimator, Key
+from .._recipe.scoring import Places
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
@@ -81,8 +82,10 @@ class Program:
         control: Control | None = None,
         same_as: Hashable | None = None,
         settings: ScheduleSettings | None = None,
+        places: Places | None = None,
     ) -> None:
         self.settings = settings or ScheduleSettings()
+        self.places = places
         self.source, self.loss, self.control = source, loss, control
         self.same_as = same_as
         self.steps, self.keep, self.d = steps, keep, source.d
@@ -96,7 +99,8 @@ class Program:
             )
         self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
         if not isinstance(optimizer, optax.GradientTransformation):
-            peak = self.settings.learning_rate if optimizer is None else float(optimizer)
+            usual = self.settings.learning_rate if places is None else self.settings.scoring_rate
+            peak = usual if optimizer is None else float(optimizer)
             optimizer = default_optimizer(steps, peak, self.settings.warm_up)
         self.optimizer = optax.with_extra_args_support(optimizer)
 
@@ -221,7 +225,14 @@ class Program:
             if noise is not None and self.control is not None:
                 known["control_variate"] = self.control.matched(noise, estimates, draw)
             value = self.source.evaluate(self.loss, estimates, draw, progress, **known)
-            return value / state.loss_unit, (value, estimates)
+            wanted = value / state.loss_unit
+            if self.places is not None:
+                share = robust_share(progress, self.settings)
+                robust = self.robust(Arrays(params, constants), prepared, draw)
+                # The loss may be infinite where its share is nothing.
+                wanted = jnp.where(share < 1, (1 - share) * jnp.where(share < 1, wanted, 0.0), 0.0)
+                wanted += share * robust
+            return wanted, (value, estimates)
 
         (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         updates, opt_state = self.optimizer.update(
@@ -249,9 +260,26 @@ class Program:
             lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
         )
 
+    def robust(self, arrays: Arrays, prepared: PyTree, draw: Draw) -> Array:
+        """The robust loss of all states of a network with stages: log(1 + squared error)."""
+        assert self.places is not None
+        states = self._map(lambda network, one: network.states(one), arrays, prepared)
+        wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
+        errors = jnp.log1p(((states - wanted) / jnp.asarray(self.places.unit)) ** 2)
+        mean = jnp.mean(errors, axis=(0, 1, 2))
+        value = jnp.mean(mean[: self.d])
+        if mean.shape[0] > self.d:
+            value += self.settings.nuisance_weight * jnp.mean(mean[self.d :])
+        return value
+
     def validate(self, arrays: Arrays, key: Key, pool: PyTree) -> dict[str, Array]:
         """Loss, MSE and squared bias, with standard errors, on what training never sees."""
         return self.source.judge(lambda x: self.estimate(arrays, x), self.loss, key, pool)
+
+
+def robust_share(progress: Array, settings: ScheduleSettings) -> Array:
+    """Of the robust loss, at a fraction of training."""
+    return jnp.clip((settings.robust - progress) / settings.robust_fades + 1, 0.0, 1.0)
 
 
 def check_optimizer(optimizer: Any) -> None:

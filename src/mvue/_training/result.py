@@ -11,6 +11,7 @@ from .._core.estimators import Carrier, MeasurementSpec
 from .._core.problem import Problem
 from .._core.types import Estimator, Measurement
 from .._display.tables import labelled_html, labelled_text
+from .._finish.verdict import Verdict
 from .._recipe.survey import Survey
 from .._serialise.registry import register
 from .input_range import TrainedOn, trained_on_problem
@@ -88,6 +89,8 @@ class Fit(Carrier):
     """What was simulated, with the prior that was trained on; None for training on data."""
     trained_on: TrainedOn | None = None
     """What the data looked like; None for training on simulations."""
+    verdict: Verdict | None = None
+    """An independent assessment over the range of interest; None without a survey."""
 
     @property
     def function(self) -> Estimator:
@@ -137,6 +140,8 @@ class Fit(Carrier):
             ("training", s["training"]),
             ("held out", f"{held_out} ({s['held_out']})"),
         ]
+        if self.verdict is not None:
+            rows.append(("verdict", str(self.verdict)))
         if self.nonfinite:
             left_out = f"{self.nonfinite:,} unknowns with non-finite simulations were left out"
             rows.append(("warning", left_out))

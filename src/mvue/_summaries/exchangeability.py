@@ -6,44 +6,16 @@ statistics add up over elements and draws. An effect that thousands of draws do 
 next to no information about theta.
 """
 
-import dataclasses
 import math
 
 import jax
 import numpy as np
 
-from .._core.problem import Draw, Problem
-from .._core.sampling import pilot_draw
+from .._core.problem import Draw
 from .._core.theta import theta_rows
-from .._core.types import Key, Measurement
-from .settings import ExchangeabilitySettings, Recipe
+from .settings import ExchangeabilitySettings
 
 FEW_DIRECTIONS = 4  # of theta; so many times more are looked at in so many times fewer draws
-
-
-def exchangeable_sets(
-    problem: Problem, pilot: Draw, settings: ExchangeabilitySettings
-) -> list[tuple[int, ...]]:
-    """Leaves of x that are sets, as the problem says; if it leaves that open, as draws show."""
-    if problem.exchangeable is None:
-        return sets_in(pilot, settings)
-    return [tuple(range(len(jax.tree.leaves(pilot.x))))] if problem.exchangeable else []
-
-
-def is_exchangeable(problem: Problem, sets: list[tuple[int, ...]]) -> bool:
-    """Whether one leading axis of all of x indexes the elements of a set."""
-    x, _ = problem.shapes()
-    leaves = jax.tree.leaves(x)
-    return len(sets) == 1 and len(sets[0]) == len(leaves) and all(leaf.ndim for leaf in leaves)
-
-
-def settled(problem: Problem, key: Key, recipe: Recipe) -> Problem:
-    """The problem with `exchangeable` decided: by simulations, if it leaves that open."""
-    if problem.exchangeable is not None:
-        return problem
-    pilot = pilot_draw(problem, key, recipe.survey.pilot, recipe.survey.pilot_repeats)
-    sets = exchangeable_sets(problem, pilot, recipe.exchangeability)
-    return dataclasses.replace(problem, exchangeable=is_exchangeable(problem, sets))
 
 
 def sets_in(draw: Draw, settings: ExchangeabilitySettings) -> list[tuple[int, ...]]:
@@ -60,9 +32,12 @@ def sets_in(draw: Draw, settings: ExchangeabilitySettings) -> list[tuple[int, ..
     def is_set(group: tuple[int, ...]) -> bool:
         size = sum(leaves[i][0, 0].size * (1 + np.iscomplexobj(leaves[i])) for i in group)
         n = _length(leaves[group[0]])
-        if n < 2 or size > min(settings.largest_set, n * settings.largest_element):
+        if n < 2 or size > n * settings.largest_element:
             return False
         rows = np.concatenate([_numbers(leaves[i]).reshape(len(theta), n, -1) for i in group], 2)
+        if not _neighbours_are_strangers(rows, theta, settings):
+            return False
+        rows = rows[:, _some_elements(n, settings.most_elements)]
         most = settings.companions
         others = [_numbers(leaf, most) for i, leaf in enumerate(leaves) if i not in group]
         beside = np.concatenate([*others, np.zeros((len(rows), 0))], axis=1)[:, :most]
@@ -73,14 +48,6 @@ def sets_in(draw: Draw, settings: ExchangeabilitySettings) -> list[tuple[int, ..
     lengths = sorted({_length(leaves[i]) for i in left})
     same = [tuple(i for i in left if _length(leaves[i]) == n) for n in lengths]
     return alone + [group for group in same if len(group) > 1 and is_set(group)]
-
-
-def describe_sets(x: Measurement, sets: list[tuple[int, ...]]) -> str:
-    """The sets that were found, in words."""
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
-    names = ["x" + ", x".join(paths[i] for i in group) for group in sets]
-    what = "a set" if len(names) == 1 else "sets"
-    return f"{'; '.join(names)} seen as {what}: simulations show no order"
 
 
 def _order_is_noise(
@@ -101,12 +68,50 @@ def _order_is_noise(
     changing = np.concatenate([one, theta, 1.5 * theta**2 - 0.5, beside, *together], axis=1)
     if any(_too_large(*_element_scores(part, changing), settings.tail) for part in seen):
         return False
+    if len(seen) > settings.most_parts:  # of long elements, some components
+        chosen = np.random.default_rng(0).choice(len(seen), settings.most_parts, replace=False)
+        seen = [seen[i] for i in sorted(chosen)]
     pairs = [(a, b) for i, a in enumerate(seen) for b in seen[i:]]
     return not any(
         _too_large(_pair_scores(a, b, t), n * (n - 1), settings.tail, 4.0)
         for a, b in pairs
         for t in np.concatenate([one, along], axis=1).T
     )
+
+
+def _some_elements(n: int, most: int) -> np.ndarray:
+    """Which elements of large sets are compared: a run of neighbours, and others far apart."""
+    if n <= most:
+        return np.arange(n)
+    run = np.arange(most // 2) + (n - most // 2) // 2
+    apart = np.linspace(0, n - 1, most - len(run)).astype(int)
+    return np.unique(np.concatenate([run, apart]))
+
+
+def _neighbours_are_strangers(
+    rows: np.ndarray, theta: np.ndarray, settings: ExchangeabilitySettings
+) -> bool:
+    """Whether elements next to each other in rows (R, n, q) are no more alike than any two.
+
+    Products of neighbours add up along a long series, where those of each pair tell too little.
+    """
+    n, q = rows.shape[1:]
+    if n <= 2 * settings.lags:
+        return True  # the pairs themselves tell enough
+    few = max(settings.fewest_draws, settings.numbers // (n * q))
+    place = _ranks_within(rows[:few])
+    along = np.concatenate([np.ones((len(place), 1)), theta[:few]], axis=1)
+    along = along / np.sqrt(np.sum(along**2, axis=0))
+    limit = math.sqrt(2 * settings.tail)
+    for part in (place, np.abs(place)):
+        centred = part - part.mean(axis=1, keepdims=True)
+        power = np.mean(centred**2, axis=1)
+        for lag in range(1, min(settings.lags, n - 1) + 1):
+            total = np.sum(centred[:, lag:] * centred[:, :-lag], axis=1)
+            scores = (total + (n - lag) / (n - 1) * power) / (power * math.sqrt(n - lag))
+            if np.abs(scores.T @ along).max() > limit:
+                return False
+    return True
 
 
 def _mixed(theta: np.ndarray, most: int) -> np.ndarray:

@@ -10,12 +10,13 @@ import pytest
 
 import mvue
 from helpers.hasty import HASTY
+from helpers.layouts import statistics_for
 from mvue._core.sampling import pilot_draw
 from mvue._recipe.baseline import fit_baseline
-from mvue._recipe.exchangeability import exchangeable_sets, sets_in
-from mvue._recipe.summaries import JointStatistics, choose_statistics
+from mvue._summaries.exchangeability import sets_in
+from mvue._summaries.joint import JointStatistics
+from mvue._summaries.layout import layout_of
 
-SUMMARIES = mvue.Recipe().summaries
 SIZE = dist.Uniform(0.5, 2.0)
 SIGNED = dist.Uniform(-0.8, 0.8)
 
@@ -104,7 +105,9 @@ def test_arrays_that_belong_together(prior, simulate, groups, swept_key):
 def test_what_the_problem_says_counts(given, groups, key):
     problem = mvue.Problem(SIZE, lambda k, t: t * jr.normal(k, (8,)), exchangeable=given)
     pilot = pilot_draw(problem, key, 1024, 4)
-    assert exchangeable_sets(problem, pilot, mvue.Recipe().exchangeability) == groups
+    recipe = mvue.Recipe()
+    layout = layout_of(problem, pilot, recipe.exchangeability, recipe.summaries)
+    assert [part.leaves for part in layout.parts if part.kind == "set"] == groups
 
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -138,7 +141,7 @@ def test_what_simulations_show_reaches_whoever_asks(key, tmp_path):
     """A set that nobody declared: the model that is saved judges it as a set."""
     problem = mvue.Problem(SIZE, lambda k, t: t * jr.normal(k, (8,)))
     seen = mvue.survey(problem, key=key, recipe=HASTY)
-    assert seen.exchangeable
+    assert seen.layout.is_one_set
     fit = mvue.fit(problem, key=key, steps=2, recipe=HASTY)
     assert fit.problem.exchangeable
     for estimator, known in ((fit, None), (fit.estimator, problem)):
@@ -150,10 +153,10 @@ def test_what_simulations_show_reaches_whoever_asks(key, tmp_path):
 
 def test_statistics_of_parts_are_those_of_each(key):
     x = jax.vmap(two_samples, (0, None))(jr.split(key, 50), 1.5)
-    statistics = choose_statistics(x, sets=[(0,), (1,)], settings=SUMMARIES)
+    statistics = statistics_for(x, sets=[(0,), (1,)])
     assert isinstance(statistics, JointStatistics)
     one = jax.tree.map(lambda leaf: leaf[0], x)
-    alone = [choose_statistics(x[name], sets=[(0,)], settings=SUMMARIES) for name in ("a", "b")]
+    alone = [statistics_for(x[name], sets=[(0,)]) for name in ("a", "b")]
     inputs_of, natural_of = eqx.filter_jit(statistics.inputs), eqx.filter_jit(statistics.natural)
     inputs = [eqx.filter_jit(s.inputs)(one[name]) for s, name in zip(alone, "ab", strict=True)]
     both = jnp.concatenate(inputs)
@@ -171,7 +174,7 @@ def test_statistics_without_a_scale_are_left_out(key):
         dist.Uniform(0.4, 5.0), lambda k, t: jnp.exp(jr.exponential(k, (8,)) / t), exchangeable=True
     )
     seen = mvue.survey(problem, key=key)
-    plug_in, baseline = fit_baseline(problem, seen, key=key)
+    plug_in, baseline, _ = fit_baseline(problem, seen, key=key)
     assert baseline is not None
     x = jnp.exp(jr.exponential(key, (8,))).at[0].set(1e30)  # its square is infinite
 

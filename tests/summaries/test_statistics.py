@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import mvue
-from mvue._recipe.summaries import choose_statistics
+from helpers.layouts import statistics_for
 
-SUMMARIES = mvue.Recipe().summaries
 SHAPE = np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)
 
 
@@ -27,7 +26,7 @@ def has(statistics, wanted, rtol=1e-3):
 def test_default_network_sees_the_noise_behind_random_signs(key):
     signs, noise = jr.split(key)
     x = jr.rademacher(signs, (4, 40)) * (10 + 0.1 * jr.normal(noise, (4, 40)))
-    statistics = choose_statistics(x, sets=[(0,)], settings=SUMMARIES)
+    statistics = statistics_for(x, sets=[(0,)])
     found = seen(statistics.inputs, x)
     wanted = jnp.log(jnp.std(jnp.abs(x), axis=1))
     assert jnp.isclose(found, wanted[:, None], rtol=1e-3).all(axis=0).any()
@@ -35,7 +34,7 @@ def test_default_network_sees_the_noise_behind_random_signs(key):
 
 def test_statistics_of_vectors_about_zero_and_about_the_mean(key):
     x = jnp.array([[5.0, -3.0]]) + jr.normal(key, (12, 2)) @ jnp.array([[1.0, 0.7], [0.0, 2.0]])
-    statistics = choose_statistics(x[None], sets=[(0,)], settings=SUMMARIES)
+    statistics = statistics_for(x[None], sets=[(0,)])
     natural, inputs = (seen(part, x[None])[0] for part in (statistics.natural, statistics.inputs))
     rows = np.asarray(x, np.float64)
     for centred in (rows, rows - rows.mean(axis=0)):
@@ -51,7 +50,7 @@ def test_statistics_of_vectors_about_zero_and_about_the_mean(key):
 
 def test_statistics_of_positive_data_stay_finite_below_zero(key):
     x = jr.exponential(key, (64, 8))
-    statistics = choose_statistics(x, sets=[(0,)], settings=SUMMARIES)
+    statistics = statistics_for(x, sets=[(0,)])
     assert statistics.positive
     assert np.isfinite(seen(statistics.inputs, x - 1.0)).all()
 
@@ -63,7 +62,7 @@ def test_statistics_along_principal_directions(key):
     size = 3.0 * jr.normal(signal, (500, 6, 1))
     rows = size * direction[None, None, :] + jr.normal(noise, (500, 6, 4))
     rows = rows * jnp.exp(jr.normal(scale, (500, 1, 1)))
-    statistics = choose_statistics([rows], sets=[(0,)], settings=SUMMARIES)
+    statistics = statistics_for([rows], sets=[(0,)])
     natural = seen(statistics.natural, [rows])
     along = ((rows @ direction) ** 2).sum(axis=1)
     exact = along / ((rows**2).sum(axis=(1, 2)) - along)
@@ -76,27 +75,27 @@ def test_statistics_along_principal_directions(key):
 
 def test_statistics_of_ordered_positive_data_have_logarithms(key):
     x = jnp.cumsum(jr.exponential(key, (100, 5)), axis=1)
-    statistics = choose_statistics([x], settings=SUMMARIES)
+    statistics = statistics_for([x])
     inputs = seen(statistics.inputs, [x])
     for i in range(5):
-        assert jnp.abs(inputs - jnp.log(x[:, i : i + 1])).max(axis=0).min() < 1e-4
+        assert jnp.ptp(inputs - jnp.log(x[:, i : i + 1]), axis=0).min() < 1e-4
 
 
 def test_statistics_of_positive_scalars_have_inverses(key):
     """Rates are inverses of means, precisions of variances."""
     x = jr.exponential(key, (100, 8))
-    natural = seen(choose_statistics(x, sets=[(0,)], settings=SUMMARIES).natural, x)
+    natural = seen(statistics_for(x, sets=[(0,)]).natural, x)
     assert has(natural, 1 / x.mean(axis=1))
     assert has(natural, 1 / x.var(axis=1))
     shifted = x - x.mean()
-    natural = seen(choose_statistics(shifted, sets=[(0,)], settings=SUMMARIES).natural, shifted)
+    natural = seen(statistics_for(shifted, sets=[(0,)]).natural, shifted)
     assert not has(natural, 1 / shifted.mean(axis=1))
     assert has(natural, 1 / shifted.var(axis=1))
 
 
 def test_statistics_of_pairs_have_correlations_and_their_cubes(key):
     x = jr.normal(key, (50, 10, 2)) @ SHAPE.T + jnp.array([[[3.0, -2.0]]])
-    natural = seen(choose_statistics([x], sets=[(0,)], settings=SUMMARIES).natural, [x])
+    natural = seen(statistics_for([x], sets=[(0,)]).natural, [x])
     found = np.array([np.corrcoef(one.T)[0, 1] for one in np.asarray(x, np.float64)])
     assert has(natural, found)
     assert has(natural, found**3)
@@ -111,7 +110,7 @@ def test_means_against_the_noise(size, key):
     a = 1.0 + scale * jr.normal(a_key, (4000, 9, size)) @ shape.T
     b = -0.5 + scale * jr.normal(b_key, (4000, 7, size)) @ shape.T
     x = {"a": a, "b": b} if size > 1 else {"a": a[..., 0], "b": b[..., 0]}
-    statistics = choose_statistics(x, sets=[(0,), (1,)], settings=SUMMARIES)
+    statistics = statistics_for(x, sets=[(0,), (1,)])
     white_a, white_b = (rows @ np.linalg.inv(shape).T for rows in (a, b))
     squares = sum(
         ((part - part.mean(axis=1, keepdims=True)) ** 2).sum(axis=(1, 2))
@@ -128,12 +127,12 @@ def test_means_against_the_noise(size, key):
 
 def test_noise_that_vanishes_is_no_large_number(key):
     x = {"a": 3.0 + jr.normal(key, (100, 6)), "b": jr.normal(jr.fold_in(key, 1), (100, 6))}
-    statistics = choose_statistics(x, sets=[(0,), (1,)], settings=SUMMARIES)
+    statistics = statistics_for(x, sets=[(0,), (1,)])
     still = {"a": jnp.full((1, 6), 3.0), "b": jnp.zeros((1, 6))}
     found = seen(statistics.natural, still)
     quietest = min(float(part.var(axis=1, ddof=1).min()) for part in x.values())
     assert np.isfinite(found).all()
-    assert np.abs(found).max() < 10 * 3.0**2 / (SUMMARIES.least_noise * quietest)
+    assert np.abs(found).max() < 10 * 3.0**2 / (mvue.Recipe().summaries.least_noise * quietest)
 
 
 @pytest.mark.parametrize("kind", ["counts", "counts as floats", "now and then all the same"])
@@ -143,4 +142,4 @@ def test_sets_without_noise_are_not_measured_against_it(kind, key):
         x = x.astype(float)
     if kind == "now and then all the same":
         x = (0.1 + x).at[0].set(0.1)
-    assert choose_statistics(x, sets=[(0,)], settings=SUMMARIES).whitening is None
+    assert statistics_for(x, sets=[(0,)]).whitening is None

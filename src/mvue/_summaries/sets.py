@@ -1,12 +1,10 @@
-"""Summary statistics of one measurement: what the default network sees.
+"""Statistics of sets: independent draws, of scalars or of vectors, whose order says nothing.
 
 Sufficient statistics of common models are sums, extremes, and powers and logarithms of these. With
 a choice of them as input, a small network has little left to learn.
 """
 
 import functools
-import itertools
-from collections.abc import Sequence
 from typing import Literal
 
 import equinox as eqx
@@ -36,18 +34,26 @@ class Statistics(eqx.Module):
     positive: bool = eqx.field(static=True)
     """Whether x is positive throughout; logarithms then take the place of arcsinh."""
     scale: Affine
-    """Gives x a typical size of 1; its shift is zero."""
+    """Gives x a typical size of 1; its shift is zero unless x lies far from zero."""
     axes: Float[Array, "p p"] | None = None
     """Principal directions of the elements of a set of vectors, as columns, the strongest first."""
     whitening: Float[Array, "p p"] | None = None
     """Makes the noise of set elements even in all directions, and one if none seen was quieter."""
     settings: SummariesSettings = eqx.field(static=True, default=SummariesSettings())
+    axis: int = eqx.field(static=True, default=0)
+    """Of x, which counts the elements of a set."""
+
+    def rows(self, x: Measurement) -> Float[Array, "n p"]:
+        """The elements of a set, without an offset."""
+        if self.axis:
+            x = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, self.axis, 0), x)
+        return stack_elements(x) - self.scale.shift
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees: statistics whose size is tame whatever the scale of x."""
         if self.kind == "flat":
             return self._of_numbers(flatten(x))
-        rows = stack_elements(x)
+        rows = self.rows(x)
         if self.kind == "vectors":
             parts = [*self._of_powers(rows), *self._mean_in_noise(rows)]
             return jnp.concatenate([_of_vectors(rows, self.settings), *parts])
@@ -62,7 +68,7 @@ class Statistics(eqx.Module):
             if values.shape[0] > self.settings.largest_quadratic:
                 return jnp.append(values, jnp.mean(values**2))
             return jnp.concatenate([values, _products(values, self.settings)])
-        rows = stack_elements(x)
+        rows = self.rows(x)
         if self.kind == "vectors":
             parts = [*self._power_ratios(rows), *self._mean_in_noise(rows)]
             return jnp.concatenate([_natural_of_vectors(rows, self.settings), *parts])
@@ -81,8 +87,8 @@ class Statistics(eqx.Module):
 
     def elements(self, x: Measurement) -> Float[Array, "n q"]:
         """The elements of a set, for a network that learns sums of its own."""
-        rows = stack_elements(x)
-        curved = jnp.arcsinh(self.scale(rows))
+        rows = self.rows(x)
+        curved = jnp.arcsinh(rows * self.scale.matrix)
         return jnp.concatenate([curved, self._compress(rows)], 1) if self.positive else curved
 
     def _of_scalars(self, values: Float[Array, " n"]) -> Float[Array, " p"]:
@@ -106,7 +112,7 @@ class Statistics(eqx.Module):
             values = _quantiles(values, self.settings.largest_sorted)
             compressed = self._compress(values)
         standard = (values - mean) / (deviation + self.settings.relative_floor * self._floor)
-        both = [jnp.arcsinh(self.scale(values))] if self.positive else []
+        both = [jnp.arcsinh(values * self.scale.matrix)] if self.positive else []
         return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
 
     def _of_numbers(self, values: Float[Array, " p"]) -> Float[Array, " f"]:
@@ -142,126 +148,19 @@ class Statistics(eqx.Module):
     def _mean_in_noise(self, rows: Float[Array, "n p"]) -> list[Array]:
         if self.whitening is None or not self.settings.natural:
             return []
-        return [_against_noise([rows], self.whitening, self.settings.least_noise)]
+        return [against_noise([rows], self.whitening, self.settings.least_noise)]
 
     def _compress(self, values: Array) -> Array:
         if self.positive:
             return jnp.log(jnp.maximum(values, 0.0) + self.settings.relative_floor * self._floor)
-        return jnp.arcsinh(self.scale(values))
+        return jnp.arcsinh(values * self.scale.matrix)
 
     @property
     def _floor(self) -> Array:
         return self.settings.relative_floor / self.scale.matrix
 
 
-@register(name="mvue.Parts")
-class JointStatistics(eqx.Module):
-    """Statistics of a measurement of several parts, such as two samples."""
-
-    parts: tuple[Statistics, ...]
-    leaves: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    """Which arrays of the measurement belong to each part."""
-    settings: SummariesSettings = eqx.field(static=True, default=SummariesSettings())
-
-    def inputs(self, x: Measurement) -> Float[Array, " p"]:
-        """What the network sees, part by part."""
-        return jnp.concatenate([*(s.inputs(part) for s, part in self._split(x)), *self._between(x)])
-
-    def natural(self, x: Measurement) -> Float[Array, " p"]:
-        """Statistics in natural units of each part, and products and differences between sets.
-
-        Products are of all statistics of sets of scalars, and of the means of sets of vectors;
-        differences are of means, against the noise.
-        """
-        if not self.settings.natural:
-            return jnp.zeros(0)
-        found, factors = [], []
-        for statistics, part in self._split(x):
-            values = statistics.natural(part)
-            found.append(values)
-            if statistics.kind == "scalars":
-                factors.append(values)
-            elif statistics.kind == "vectors":
-                size = stack_elements(part).shape[1]
-                factors += [values[:size]] if size <= self.settings.largest_inverse else []
-        pairs = itertools.combinations(factors[: self.settings.largest_parts], 2)
-        products = [jnp.ravel(jnp.outer(a, b)) for a, b in pairs]
-        return jnp.concatenate([*found, *products, *self._between(x)])
-
-    def _between(self, x: Measurement) -> list[Array]:
-        """How far the means of two sets are apart, for those with elements of the same size."""
-        if not self.settings.natural:
-            return []
-        sets = [
-            (stack_elements(part), s.whitening)
-            for s, part in self._split(x)
-            if s.whitening is not None
-        ][: self.settings.largest_parts]
-        return [
-            _against_noise([one, other], whitening, self.settings.least_noise)
-            for (one, whitening), (other, _) in itertools.combinations(sets, 2)
-            if one.shape[1] == other.shape[1]
-        ]
-
-    def _split(self, x: Measurement) -> list[tuple[Statistics, list[Array]]]:
-        arrays = jax.tree.leaves(x)
-        return [
-            (s, [arrays[i] for i in group])
-            for s, group in zip(self.parts, self.leaves, strict=True)
-        ]
-
-
-def choose_statistics(
-    x: Measurement,
-    *,
-    sets: Sequence[tuple[int, ...]] = (),
-    settings: SummariesSettings,
-) -> Statistics | JointStatistics:
-    """The statistics for measurements like these, with a leading axis.
-
-    Args:
-        x: measurements.
-        sets: which arrays of x, by their numbers, are sets, together or alone; the others have an
-            order.
-        settings: which statistics there are.
-    """
-    arrays = jax.tree.leaves(x)
-    ordered = tuple(i for i in range(len(arrays)) if not any(i in group for group in sets))
-    groups = [*sets, ordered] if ordered else [*sets]
-    parts = [
-        _statistics_of_part([arrays[i] for i in group], group is not ordered, settings)
-        for group in groups
-    ]
-    return parts[0] if len(parts) == 1 else JointStatistics(tuple(parts), tuple(groups), settings)
-
-
-def _statistics_of_part(x: list[Array], is_set: bool, settings: SummariesSettings) -> Statistics:
-    rows = jax.vmap(stack_elements if is_set else flatten)(x)
-    kind: Kind = "flat"
-    if is_set:
-        kind = "scalars" if rows.shape[-1] == 1 else "vectors"
-    values = np.asarray(rows, np.float64)
-    whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(x))
-    size = np.median(np.abs(values))
-    size = size if size > 0 else np.std(values)
-    shift, matrix = jnp.zeros(()), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
-    axes = None
-    if kind == "vectors" and settings.fewest_axes <= values.shape[-1] <= settings.largest_axes:
-        axes = jnp.asarray(_principal_axes(values), rows.dtype)
-    whitening = None
-    if kind != "flat" and not whole and values.shape[2] <= settings.largest_inverse:
-        whitening = _whitening(values, settings.relative_floor)
-    return Statistics(
-        kind,
-        bool((values > 0).all()) and not whole,
-        Affine(shift, matrix),
-        axes,
-        None if whitening is None else jnp.asarray(whitening, rows.dtype),
-        settings,
-    )
-
-
-def _principal_axes(values: np.ndarray) -> np.ndarray:
+def principal_axes(values: np.ndarray) -> np.ndarray:
     """Principal directions of set elements (R, n, p); each measurement counts the same."""
     moments = np.einsum("rni,rnj->rij", values, values)
     total = np.trace(moments, axis1=1, axis2=2)
@@ -269,7 +168,7 @@ def _principal_axes(values: np.ndarray) -> np.ndarray:
     return np.linalg.eigh(mean)[1][:, ::-1]
 
 
-def _whitening(values: np.ndarray, least: float) -> np.ndarray | None:
+def whitening_of(values: np.ndarray, least: float) -> np.ndarray | None:
     """From set elements (R, n, p), if none is without noise; each measurement counts the same."""
     if (np.ptp(values, axis=1) == 0).any() or (values == np.round(values)).all():
         return None
@@ -303,6 +202,9 @@ def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
 def _of_vectors(rows: Float[Array, "n p"], settings: SummariesSettings) -> Float[Array, " f"]:
     """Means and second moments, and these as scales, correlations and regressions."""
     mean, parts = jnp.mean(rows, axis=0), []
+    if rows.shape[1] > settings.largest_pairs:
+        power = jnp.mean(rows**2, axis=0)
+        return jnp.concatenate([mean, power, jnp.log(_root(power)), jnp.var(rows, axis=0)])
     upper = functools.partial(_upper, largest=settings.largest_pairs)
     for moments, freedom in _second_moments(rows, settings.largest_inverse):
         p = moments.shape[0]
@@ -322,6 +224,8 @@ def _natural_of_vectors(
     """Moments, their products and inverses, and the slope of each component against each other."""
     p = rows.shape[1]
     mean, parts = jnp.mean(rows, axis=0), []
+    if p > settings.largest_pairs:
+        return jnp.concatenate([mean, jnp.mean(rows**2, axis=0), jnp.var(rows, axis=0)])
     upper = functools.partial(_upper, largest=settings.largest_pairs)
     for moments, freedom in _second_moments(rows, settings.largest_inverse):
         parts.append(upper(moments))
@@ -339,7 +243,7 @@ def _natural_of_vectors(
     return jnp.concatenate([mean, *parts])
 
 
-def _against_noise(
+def against_noise(
     sets: list[Float[Array, "_ p"]], whitening: Float[Array, "p p"], least_noise: float
 ) -> Float[Array, " f"]:
     """A mean, or the difference of two, in units of the noise in the sets, and its square."""

@@ -1,0 +1,260 @@
+"""Calibration: smooth functions of the estimate that take out what is left of its bias.
+
+The corrected estimate is T + s(T) · B(T) c, with polynomials B of the estimate in a scale in which
+its standard deviation s is about one. Its bias is linear in c, so that the c of least squared bias
+(linear BCE with λ = ∞) is in closed form, from products of different repeats of the same unit,
+which have independent noise. It is kept where simulations that it was not fitted to show less bias
+at no more error.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .._core.problem import Problem
+from .._core.sampling import finite_units
+from .._core.types import Estimator, Key, Measurement, Theta
+from .._recipe.baseline import extended_interp
+from .._recipe.scoring import Scored
+from .._recipe.settings import CalibrationSettings
+from .._runtime.jit import jit
+from .._serialise.registry import register
+from ..nn._frozen import Frozen
+from ..nn._staged import Staged, finish, prepare
+
+FARTHEST = 1.2  # half ranges from the middle: polynomials are not continued beyond
+PIECE_NUMBERS = 2**23  # of x, simulated at a time
+
+
+@register(name="mvue.Calibration")
+class Calibration(Frozen):
+    """A smooth function of an estimate that is added to it."""
+
+    scale: Float[Array, "d t"]
+    """Equally spaced values in a scale in which the standard deviation is about one."""
+    table: Float[Array, "d t"]
+    """The y that belong to them."""
+    coefficients: Float[Array, "d q"]
+    powers: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    """The degree of each polynomial in each of the coordinates: y, then nuisance parameters."""
+
+    def __call__(
+        self, estimate: Float[Array, " d"], nuisances: Float[Array, " k"]
+    ) -> Float[Array, " d"]:
+        """The corrected estimate."""
+        features, size = self.parts(estimate, nuisances)
+        return estimate + size * (self.coefficients @ features)
+
+    def parts(self, estimate: Array, nuisances: Array) -> tuple[Array, Array]:
+        """The polynomials, (q,), and the standard deviation of each component."""
+        low, high = self.scale[:, 0], self.scale[:, -1]
+        place = jax.vmap(extended_interp)(estimate, self.table, self.scale)
+        place = (place - (low + high) / 2) / ((high - low) / 2)
+        at = jnp.clip(jnp.concatenate([place, nuisances]), -FARTHEST, FARTHEST)
+        step = self.scale[:, 1] - self.scale[:, 0]
+        slopes = jnp.asarray(jnp.gradient(self.table, axis=1)) / step[:, None]
+        grid = jnp.linspace(-1.0, 1.0, self.table.shape[1])
+        size = jax.vmap(lambda value, slope: jnp.interp(value, grid, slope))(
+            jnp.clip(place, -1.0, 1.0), slopes
+        )
+        return _polynomials(at, self.powers), size
+
+
+@register(name="mvue.Calibrated")
+class Calibrated(Staged):
+    """A network and the calibration of its estimates."""
+
+    network: Estimator
+    calibration: Calibration
+
+    def prepare(self, x: Measurement) -> PyTree:
+        """The first stage of the network."""
+        return prepare(self.network, x)
+
+    def finish(self, prepared: PyTree) -> Float[Array, " d"]:
+        """The calibrated estimate."""
+        return self.calibration(*estimate_and_nuisances(self.network, prepared))
+
+
+def estimate_and_nuisances(network: Estimator, prepared: PyTree) -> tuple[Array, Array]:
+    """The estimate, and those of nuisance parameters that the network makes on the way."""
+    if isinstance(network, Scored):
+        state = network.states(prepared)[-1]
+        estimate = network.in_units(state)
+        return estimate, state[estimate.shape[0] :]
+    return finish(network, prepared), jnp.zeros(0)
+
+
+class CalibrationResult(NamedTuple):
+    """What became of a calibration."""
+
+    estimator: Estimator
+    note: str
+
+
+class _BiasMoments(NamedTuple):
+    """Of one piece: products of different repeats, summed over units."""
+
+    gram: Any  # (d, q, q)
+    cross: Any  # (d, q)
+    units: Any
+
+
+def calibrate(
+    estimator: Estimator,
+    problem: Problem,
+    log_sd: Callable[[Theta], Array],
+    tables: tuple[Array, Array],
+    settings: CalibrationSettings,
+    *,
+    key: Key,
+) -> CalibrationResult:
+    """The estimator with the calibration that least bias asks for, where it helps.
+
+    Args:
+        estimator: to be calibrated.
+        problem: what it was trained on, with the prior that was trained on.
+        log_sd: logarithm of the error to expect at one theta.
+        tables: a scale in which the standard deviation of y is about one, and the y there, (d, t).
+        settings: how many simulations.
+        key: for the simulations.
+    """
+    x, y = problem.shapes()
+    d = y.shape[0]
+    nuisances = jax.eval_shape(
+        lambda one: estimate_and_nuisances(estimator, prepare(estimator, one))[1], x
+    ).shape[0]
+    powers = _powers(d, nuisances, settings)
+    unfitted = Calibration(*tables, jnp.zeros((d, len(powers))), powers)
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    wide = max(numbers, d * len(powers))
+    repeats = settings.repeats
+    units = int(np.clip(PIECE_NUMBERS // (wide * repeats), 16, settings.units))
+    pieces = max(2, settings.units // units)
+    pieces = int(np.clip(settings.budget // (units * repeats * numbers), 2, pieces))
+    arrays, static = eqx.partition(estimator, eqx.is_array)
+
+    def rows(key: Key, arrays: PyTree) -> tuple[Array, Array, Array]:
+        """Errors (N, M, d) and features (N, M, d, q), both in units of the expected error."""
+        network = eqx.combine(arrays, static)
+        draw = problem.draw(key, units, repeats)
+
+        def one(x: Measurement) -> tuple[Array, Array]:
+            estimate, nuisances = estimate_and_nuisances(network, prepare(network, x))
+            features, size = unfitted.parts(estimate, nuisances)
+            return estimate, size[:, None] * features[None, :]
+
+        estimates, features = jax.vmap(jax.vmap(one))(draw.x)
+        unit = jnp.exp(-jax.vmap(log_sd)(draw.theta))[:, None, :]
+        errors, features = (estimates - draw.y[:, None, :]) * unit, features * unit[..., None]
+        good = finite_units(draw) & jnp.isfinite(errors).all(axis=(1, 2))
+        good &= jnp.isfinite(features).all(axis=(1, 2, 3))
+        # A unit with an error without bounds would decide about all others.
+        good &= (jnp.abs(errors) < settings.largest_error).all(axis=(1, 2))
+        return errors, features, good
+
+    @jit
+    def moments(key: Key, arrays: PyTree) -> _BiasMoments:
+        errors, features, good = rows(key, arrays)
+        keep = good[:, None, None]
+        errors, features = jnp.where(keep, errors, 0.0), jnp.where(keep[..., None], features, 0.0)
+        whole, total = features.sum(axis=1), errors.sum(axis=1)
+        gram = jnp.einsum("njq,njr->jqr", whole, whole)
+        gram -= jnp.einsum("nmjq,nmjr->jqr", features, features)
+        cross = jnp.einsum("njq,nj->jq", whole, total)
+        cross -= jnp.einsum("nmjq,nmj->jq", features, errors)
+        return _BiasMoments(gram, cross, good.sum())
+
+    @jit
+    def judged(key: Key, arrays: PyTree, coefficients: Array) -> tuple[Array, Array]:
+        """Squared bias and squared error of each unit, before and after, (N, 2, d)."""
+        errors, features, good = rows(key, arrays)
+        after = errors + jnp.einsum("nmjq,jq->nmj", features, coefficients)
+        both = jnp.stack([errors, after], axis=1)
+        square = jnp.sum(both**2, axis=2)
+        bias = (jnp.sum(both, axis=2) ** 2 - square) / (repeats * (repeats - 1))
+        return jnp.stack([bias, square / repeats]), good
+
+    fit_key, judge_key = jr.split(key)
+    total: list[np.ndarray] | None = None
+    for i in range(pieces):
+        part = [np.asarray(p, np.float64) for p in moments(jr.fold_in(fit_key, i), arrays)]
+        total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
+    assert total is not None
+    gram, cross, count = total
+    scale = max(float(count), 1.0) * repeats * (repeats - 1)
+    solutions = [_solve(gram[j] / scale, cross[j] / scale, settings.ridge) for j in range(d)]
+    coefficients = np.stack(solutions)
+    shown: list[np.ndarray] = []
+    for i in range(max(1, pieces // 4)):
+        values, good = judged(
+            jr.fold_in(judge_key, i), arrays, jnp.asarray(coefficients, tables[0].dtype)
+        )
+        shown.append(np.asarray(values, np.float64)[:, np.asarray(good)])
+    values = np.concatenate(shown, axis=1)  # (2, N, 2, d)
+    if values.shape[1] < 2:
+        return CalibrationResult(estimator, "none: too few finite estimates to fit one")
+    mean = values.mean(axis=1)
+    se = values.std(axis=1) / np.sqrt(values.shape[1])
+    change = values[0, :, 1] - values[0, :, 0]
+    less = change.mean(axis=0) < -change.std(axis=0) / np.sqrt(values.shape[1])
+    no_worse = mean[1, 1] <= mean[1, 0] + se[1, 0]
+    helps = less & no_worse
+    if not helps.any():
+        return CalibrationResult(
+            estimator, "none: smooth functions of the estimate do not lower its bias further"
+        )
+    kept = jnp.asarray(np.where(helps[:, None], coefficients, 0.0), tables[0].dtype)
+    calibration = Calibration(*tables, kept, powers)
+    rms = np.sqrt(np.maximum(mean[0], 0))
+    worst = int(np.argmax(np.where(helps, rms[0], -1)))
+    note = (
+        f"{len(powers)} polynomials of the estimate"
+        f"{'' if d == 1 else f' for {helps.sum()} of {d} components'}: root mean squared bias over "
+        f"the expected error {rms[0, worst]:.3g} → {rms[1, worst]:.3g}"
+    )
+    return CalibrationResult(Calibrated(estimator, calibration), note)
+
+
+def _solve(gram: np.ndarray, cross: np.ndarray, ridge: float) -> np.ndarray:
+    """Minus the solution of least squares, in directions that the simulations resolve."""
+    power, axes = np.linalg.eigh((gram + gram.T) / 2)
+    floor = ridge * power[-1] + max(-power[0], 0.0)
+    gain = np.where(power > floor, 1 / np.where(power > floor, power, 1.0), 0.0)
+    return -axes @ (gain * (axes.T @ cross))
+
+
+def _powers(d: int, nuisances: int, settings: CalibrationSettings) -> tuple[tuple[int, ...], ...]:
+    """Degrees of the polynomials: of each coordinate alone, and products of two where few."""
+    count = d + nuisances
+    degree = settings.degree if count == 1 else settings.degree_of_many
+    if 1 + count * degree > settings.most_terms:
+        degree = max(1, (settings.most_terms - 1) // count)
+    found = [tuple(0 for _ in range(count))]
+    for k in range(count):
+        found += [tuple(n if i == k else 0 for i in range(count)) for n in range(1, degree + 1)]
+    pairs = list(itertools.combinations(range(count), 2))
+    if len(found) + len(pairs) <= settings.most_terms:
+        found += [tuple(int(i in pair) for i in range(count)) for pair in pairs]
+    return tuple(found)
+
+
+def _polynomials(at: Float[Array, " k"], powers: tuple[tuple[int, ...], ...]) -> Array:
+    """Products of Legendre polynomials."""
+    highest = max(max(term) for term in powers)
+    legendre = [jnp.ones_like(at), at]
+    for n in range(1, highest):
+        legendre.append(((2 * n + 1) * at * legendre[n] - n * legendre[n - 1]) / (n + 1))
+    table = jnp.stack(legendre)
+    product = jnp.ones(len(powers), at.dtype)
+    degrees = np.array(powers)
+    for k in range(at.shape[0]):
+        product = product * table[degrees[:, k], k]
+    return product

@@ -1,0 +1,282 @@
+"""The verdict: what a trained estimator is worth, by simulations that it has not seen.
+
+It is assessed at values spread over the range of interest, ends included. Its bias is compared with
+its standard deviation, and its error with what can be expected: the Cramér-Rao bound where there is
+a likelihood, else the error that the information in the summaries allows.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from .._bounds.crb import note_bounds
+from .._core.keys import fold_in_each
+from .._core.problem import Problem
+from .._core.types import Estimator, Key, Theta
+from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
+from .._recipe.settings import VerdictSettings
+from .._recipe.survey import Survey, TrainingPrior
+from .._runtime.jit import jit
+from .._serialise.registry import register
+
+PIECE_NUMBERS = 2**23  # of x, simulated at a time
+SURE = 3.0  # standard errors
+
+
+@register(name="mvue.Judgement")
+class Judgement(enum.StrEnum):
+    """What the verdict comes to."""
+
+    GOOD = "good"
+    FAIR = "fair"
+    POOR = "poor"
+
+
+@register(name="mvue.Verdict")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Verdict:
+    """An independent assessment of an estimator at the end of its training."""
+
+    judgement: Judgement
+    """Good, fair or poor."""
+    y: np.ndarray
+    """The values that it was assessed at, (K, d)."""
+    bias_over_sd: np.ndarray
+    """Bias over the estimator's own standard deviation at each of them, (K, d)."""
+    bias_over_sd_se: np.ndarray
+    """Standard errors."""
+    mse_over_expected: np.ndarray
+    """Mean squared error over the expected one, (K, d)."""
+    mse_over_expected_se: np.ndarray
+    """Standard errors."""
+    expected: str
+    """What error was expected, in words."""
+    repeats: int
+    """Simulations at each value."""
+    failures: int
+    """Estimates that were not finite."""
+    reasons: tuple[str, ...]
+    """What is wrong, in words; empty for a good estimator."""
+    advice: tuple[str, ...]
+    """What to try."""
+
+    @property
+    def max_bias_over_sd(self) -> float:
+        """The largest |bias| over the standard deviation, which noise enlarges, too."""
+        return float(np.nanmax(np.abs(self.bias_over_sd)))
+
+    def headline(self) -> str:
+        """Bias and error in one sentence."""
+        size = np.abs(self.bias_over_sd)
+        worst = np.unravel_index(np.nanargmax(size), size.shape)
+        ratio = self.mse_over_expected
+        middle, most = np.nanmedian(ratio), np.nanmax(ratio)
+        return (
+            f"{self.judgement}: max |bias|/sd {size[worst]:.2g} ± "
+            f"{self.bias_over_sd_se[worst]:.1g}, MSE over {self.expected} {middle:.3g} in the "
+            f"middle, {most:.3g} at most, at {len(self.y)} values with {self.repeats:,} "
+            "simulations each"
+        )
+
+    def __str__(self) -> str:
+        lines = [self.headline(), *self.reasons]
+        if self.advice:
+            lines.append(f"try: {'; '.join(self.advice)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def judge(
+    estimator: Estimator,
+    problem: Problem,
+    survey: Survey,
+    settings: VerdictSettings,
+    *,
+    key: Key,
+) -> Verdict:
+    """Assess an estimator over the range of interest.
+
+    Args:
+        estimator: a function of one measurement.
+        problem: what it was trained for; its prior says what is of interest.
+        survey: of this problem.
+        settings: how many values and simulations, and what counts as good.
+        key: for the simulations.
+    """
+    at_key, draw_key, bound_key = jr.split(key, 3)
+    theta = _values(survey, settings.values, at_key)
+    y = np.asarray(jax.vmap(problem.y_of)(theta), np.float64)
+    expected, words = _expected(problem, survey, theta, bound_key)
+    unit = np.sqrt(expected)
+    moments, repeats = _errors(estimator, problem, theta, unit, settings, draw_key)
+    found = summarize(moments)
+    failures = int(np.sum(repeats - moments.number))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = found.bias / found.sd
+    verdict = Verdict(
+        Judgement.GOOD,
+        y,
+        ratio,
+        found.bias_over_sd_se,
+        found.mse,
+        found.mse_se,
+        words,
+        repeats,
+        failures,
+        (),
+        (),
+    )
+    return _judged(verdict, problem, survey, settings)
+
+
+def _values(survey: Survey, count: int, key: Key) -> Theta:
+    """Values of theta over the range of interest, (K, ...); each coordinate reaches its ends."""
+    prior = survey.training_prior
+    if not isinstance(prior, TrainingPrior):
+        y = np.asarray(survey.pilot.y, np.float64)
+        order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else np.arange(len(y))
+        chosen = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
+        return jax.tree.map(lambda leaf: leaf[chosen], survey.pilot.theta)
+    rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
+    tables = np.asarray(prior.tables, np.float64)
+    columns = []
+    for k, (table, along) in enumerate(zip(tables, survey.ranges, strict=True)):
+        grid = np.linspace(0, 1, len(table))
+        ends = np.interp(along.interest, table, grid)
+        values = np.interp(np.linspace(ends[0], ends[1], count), grid, table)
+        values = np.clip(values, *along.interest)
+        columns.append(values if k == 0 else rng.permutation(values))
+    rows = jnp.asarray(np.stack(columns, axis=1), jnp.result_type(float))
+    return jax.vmap(prior.coordinates.to_theta)(rows)
+
+
+def _expected(problem: Problem, survey: Survey, theta: Theta, key: Key) -> tuple[np.ndarray, str]:
+    """The variance to expect of each component, (K, d), and where it comes from."""
+    seen = np.exp(2 * np.asarray(jax.vmap(survey.log_sd)(theta), np.float64))
+    bound = note_bounds(problem, theta, None, key)
+    if bound.matrix is None:
+        return seen, "expected"
+    variance = np.einsum("kii->ki", np.asarray(bound.matrix, np.float64))
+    known = np.isfinite(variance) & (variance > 0)
+    return np.where(known, variance, seen), "CRB" if known.all() else "CRB (or expected)"
+
+
+def _errors(
+    estimator: Estimator,
+    problem: Problem,
+    theta: Theta,
+    unit: np.ndarray,
+    settings: VerdictSettings,
+    key: Key,
+) -> tuple[ErrorMoments, int]:
+    """Moments of errors in units of the expected one, (K, d), and how many repeats there were."""
+    x, _ = problem.shapes()
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    values = len(unit)
+    wanted = int(np.clip(settings.budget // (values * numbers), settings.fewest, settings.repeats))
+    size = int(np.clip(PIECE_NUMBERS // (values * numbers), 1, wanted))
+    arrays, static = eqx.partition(estimator, eqx.is_array)
+    truth = jax.vmap(problem.y_of)(theta)
+    scale = jnp.asarray(1 / unit, truth.dtype)
+
+    @jit
+    def piece(key: Key, arrays: PyTree, theta: Theta, truth: Array, scale: Array) -> ErrorMoments:
+        function = eqx.combine(arrays, static)
+        keys = jax.vmap(lambda k: fold_in_each(k, jnp.arange(size)))(
+            fold_in_each(key, jnp.arange(values))
+        )
+
+        def one(key: Key, theta: Theta) -> Array:
+            return jnp.reshape(function(problem.simulate(key, theta)), (-1,))
+
+        estimates = jax.vmap(lambda keys, t: jax.vmap(lambda k: one(k, t))(keys))(keys, theta)
+        errors = (estimates - truth[:, None, :]) * scale[:, None, :]
+        return moments_of(errors, jnp.isfinite(errors).all(axis=-1))
+
+    count = -(-wanted // size)
+    total: Any = None
+    for i in range(count):
+        part = piece(jr.fold_in(key, i), arrays, theta, truth, scale).on_host()
+        total = part if total is None else merge(total, part)
+    return total, count * size
+
+
+def _judged(
+    verdict: Verdict, problem: Problem, survey: Survey, settings: VerdictSettings
+) -> Verdict:
+    """The verdict with its words."""
+    names = problem.names or tuple(f"y[{j}]" for j in range(verdict.y.shape[1]))
+    size, se = np.abs(verdict.bias_over_sd), verdict.bias_over_sd_se
+    error, error_se = verdict.mse_over_expected, verdict.mse_over_expected_se
+    reasons: list[str] = []
+    advice: list[str] = []
+    share = verdict.failures / (len(verdict.y) * verdict.repeats)
+    if share > settings.failures:
+        reasons.append(f"{share:.1%} of the estimates are not finite")
+    hidden = _unidentified(problem, survey, settings)
+    if hidden:
+        reasons.append(
+            f"the data tell next to nothing about {', '.join(hidden)} within the range of interest"
+        )
+    sure = size - SURE * se
+    biased = sure > settings.poor_bias
+    for j in np.flatnonzero(biased.any(axis=0)):
+        k = int(np.nanargmax(sure[:, j]))
+        reasons.append(
+            f"{names[j]} is biased: |bias|/sd is {size[k, j]:.2g} ± {se[k, j]:.1g} at "
+            f"{names[j]} = {verdict.y[k, j]:.4g}"
+        )
+    above = error - SURE * error_se
+    middle = np.nanmedian(error, axis=0)
+    wide = (middle > settings.poor_error) | (above > settings.worst_error).any(axis=0)
+    for j in np.flatnonzero(wide):
+        k = int(np.nanargmax(error[:, j]))
+        reasons.append(
+            f"the error of {names[j]} is far from {verdict.expected}: its MSE is {middle[j]:.3g} "
+            f"times that in the middle, {error[k, j]:.3g} times at {names[j]} = "
+            f"{verdict.y[k, j]:.4g}"
+        )
+    if wide.any():
+        advice += [
+            "more steps",
+            "layout= in the problem, if x was seen as something that it is not",
+            "summaries= of your own",
+            "a network of your own",
+        ]
+    if biased.any():
+        advice += ["more steps", "a narrower prior"]
+        below = biased & (error < settings.fair_error)
+        if below.any() and not wide.any():
+            reasons.append(
+                "the error is no larger than expected: perhaps no unbiased estimator of bounded "
+                "variance exists there, and this bias is what is left"
+            )
+    if hidden:
+        advice += ["a target that the data identify", "a prior that fixes the rest"]
+    fair = (size - SURE * se > settings.fair_bias).any() or (middle > settings.fair_error).any()
+    judgement = Judgement.POOR if reasons else Judgement.FAIR if fair else Judgement.GOOD
+    return dataclasses.replace(
+        verdict,
+        judgement=judgement,
+        reasons=tuple(reasons),
+        advice=tuple(dict.fromkeys(advice)) if reasons else (),
+    )
+
+
+def _unidentified(problem: Problem, survey: Survey, settings: VerdictSettings) -> list[str]:
+    """Components of y whose range of interest is but a few standard deviations wide."""
+    rows = np.asarray(survey.pilot.y, np.float64)
+    span = np.quantile(rows, 0.95, axis=0) - np.quantile(rows, 0.05, axis=0)
+    some = jax.tree.map(lambda leaf: leaf[: settings.looked_at], survey.pilot.theta)
+    sd = np.exp(np.asarray(jax.vmap(survey.log_sd)(some), np.float64))
+    wide = np.median(sd, axis=0) > settings.unidentified * span
+    names = problem.names or tuple(f"y[{j}]" for j in range(rows.shape[1]))
+    return [names[j] for j in np.flatnonzero(wide)]
