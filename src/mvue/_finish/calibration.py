@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Estimator, Key, Measurement, Theta
+from .._numerics.polynomials import Layer, layer_values, layers_of, legendre
 from .._recipe.baseline import extended_interp
 from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
@@ -44,6 +45,8 @@ class Calibration(Frozen):
     coefficients: Float[Array, "d q"]
     powers: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     """The degree of each polynomial in each of the coordinates: y, then nuisance parameters."""
+    layers: tuple[Layer, ...] = eqx.field(static=True)
+    """At the ends of the coordinates."""
 
     def __call__(
         self, estimate: Float[Array, " d"], nuisances: Float[Array, " k"]
@@ -64,7 +67,8 @@ class Calibration(Frozen):
         size = jax.vmap(lambda value, slope: jnp.interp(value, grid, slope))(
             jnp.clip(place, -1.0, 1.0), slopes
         )
-        return _polynomials(at, self.powers), size
+        features = jnp.concatenate([_polynomials(at, self.powers), layer_values(at, self.layers)])
+        return features, size
 
 
 @register(name="mvue.Calibrated")
@@ -132,9 +136,12 @@ def calibrate(
         lambda one: estimate_and_nuisances(estimator, prepare(estimator, one))[1], x
     ).shape[0]
     powers = _powers(d, nuisances, settings)
-    unfitted = Calibration(*tables, jnp.zeros((d, len(powers))), powers)
+    scale = np.asarray(tables[0], np.float64)
+    layers = layers_of((scale[:, -1] - scale[:, 0]).tolist(), settings.most_layers)
+    terms = len(powers) + len(layers)
+    unfitted = Calibration(*tables, jnp.zeros((d, terms)), powers, layers)
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    wide = max(numbers, d * len(powers))
+    wide = max(numbers, d * terms)
     repeats = settings.repeats
     units = int(np.clip(PIECE_NUMBERS // (wide * repeats), 16, settings.units))
     pieces = max(2, settings.units // units)
@@ -189,8 +196,8 @@ def calibrate(
         total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
     assert total is not None
     gram, cross, count = total
-    scale = max(float(count), 1.0) * repeats * (repeats - 1)
-    solutions = [_solve(gram[j] / scale, cross[j] / scale, settings.ridge) for j in range(d)]
+    size = max(float(count), 1.0) * repeats * (repeats - 1)
+    solutions = [_solve(gram[j] / size, cross[j] / size, settings.ridge) for j in range(d)]
     coefficients = np.stack(solutions)
     shown: list[np.ndarray] = []
     for i in range(max(1, pieces // 4)):
@@ -212,11 +219,11 @@ def calibrate(
             estimator, "none: smooth functions of the estimate do not lower its bias further"
         )
     kept = jnp.asarray(np.where(helps[:, None], coefficients, 0.0), tables[0].dtype)
-    calibration = Calibration(*tables, kept, powers)
+    calibration = Calibration(*tables, kept, powers, layers)
     rms = np.sqrt(np.maximum(mean[0], 0))
     worst = int(np.argmax(np.where(helps, rms[0], -1)))
     note = (
-        f"{len(powers)} polynomials of the estimate"
+        f"{terms} smooth functions of the estimate"
         f"{'' if d == 1 else f' for {helps.sum()} of {d} components'}: root mean squared bias over "
         f"the expected error {rms[0, worst]:.3g} → {rms[1, worst]:.3g}"
     )
@@ -248,11 +255,7 @@ def _powers(d: int, nuisances: int, settings: CalibrationSettings) -> tuple[tupl
 
 def _polynomials(at: Float[Array, " k"], powers: tuple[tuple[int, ...], ...]) -> Array:
     """Products of Legendre polynomials."""
-    highest = max(max(term) for term in powers)
-    legendre = [jnp.ones_like(at), at]
-    for n in range(1, highest):
-        legendre.append(((2 * n + 1) * at * legendre[n] - n * legendre[n - 1]) / (n + 1))
-    table = jnp.stack(legendre)
+    table = legendre(at, max(max(term) for term in powers))
     product = jnp.ones(len(powers), at.dtype)
     degrees = np.array(powers)
     for k in range(at.shape[0]):

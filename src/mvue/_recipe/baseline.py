@@ -8,6 +8,8 @@ nearly the answer.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import equinox as eqx
@@ -135,15 +137,18 @@ def fit_baseline(
     settings, table = survey.recipe.baseline, survey.recipe.survey.table
     simulate_key, hidden_key = jr.split(key)
     few = max(1, settings.plug_in_units // settings.units)
-    count = few if only_plug_in else settings.pieces
-    pieces = _simulated(problem, survey, simulate_key, count + 1)
-    *pieces, fresh = pieces
-    first = _Piece(*(np.concatenate(part) for part in zip(*pieces[:few], strict=True)))
+    pieces = _simulated(problem, survey, simulate_key, settings.pieces + 1)
+    fresh, *some = itertools.islice(pieces, few + 1)
+    first = _Piece(*(np.concatenate(part) for part in zip(*some, strict=True)))
     plug_in = _fit_plug_in(first, hidden_key, table, settings)
     if only_plug_in:
         return Start(plug_in, None, ())
     scaling = _scaling(first.natural, settings.fewest_draws)
-    baseline = _fit_linear(pieces, plug_in, scaling, settings)
+    baseline = _fit_linear(some, plug_in, scaling, settings)
+    error = _error(plug_in, baseline, fresh)
+    if max(error) > settings.hopeless:
+        return Start(plug_in, baseline, error)
+    baseline = _fit_linear([*some, *pieces], plug_in, scaling, settings)
     return Start(plug_in, baseline, _error(plug_in, baseline, fresh))
 
 
@@ -165,7 +170,7 @@ def _error(plug_in: PlugIn, baseline: Baseline, piece: _Piece) -> tuple[float, .
     return tuple(np.minimum(squares, largest).mean(axis=0).tolist())
 
 
-def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_Piece]:
+def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterator[_Piece]:
     """At most `count` pieces of simulations, as many as memory allows."""
     settings = survey.recipe.baseline
 
@@ -179,14 +184,14 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> list[_
             finite &= jnp.isfinite(part).all(axis=(1, 2))
         return inputs, natural, draw.y, jax.vmap(survey.log_sd)(draw.theta), finite
 
-    pieces: list[_Piece] = []
-    while len(pieces) < count:
-        *parts, finite = map(np.asarray, simulate(jr.fold_in(key, len(pieces))))
-        pieces.append(_Piece(*(part[finite] for part in parts)))
-        if len(pieces) == 1:
+    made = 0
+    while made < count:
+        *parts, finite = map(np.asarray, simulate(jr.fold_in(key, made)))
+        made += 1
+        yield _Piece(*(part[finite] for part in parts))
+        if made == 1:
             numbers = sum(part.size for part in parts)
             count = int(np.clip(settings.largest_total // numbers, 2, count))
-    return pieces
 
 
 def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSettings) -> PlugIn:

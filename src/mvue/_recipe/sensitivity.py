@@ -115,15 +115,15 @@ class Look:
         slopes = signs.T @ steps / (pairs * share)
         # What is left of the statistics once theta is known is their noise.
         shifts = signs @ slopes
-        residuals = found - mean + jnp.stack([-shifts, shifts])
+        residuals = found - mean[None, None, :] + jnp.stack([-shifts, shifts])
         residuals = jnp.where(finite[None, :, None], residuals, 0.0).reshape(2 * pairs, -1)
         deviation = jnp.sqrt(jnp.mean(residuals**2, axis=0) / share)
         rounding = 1e-7 * jnp.abs(mean)
         varies = deviation > rounding + jnp.finfo(found.dtype).tiny
         unit = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
-        residuals, steps = residuals * unit, steps * unit
+        residuals, steps = residuals * unit[None, :], steps * unit[None, :]
         return Slopes(
-            slopes * unit,
+            slopes * unit[None, :],
             residuals.T @ residuals / (2 * pairs * share),
             steps.T @ steps / (pairs * share),
             pairs * share,

@@ -58,8 +58,6 @@ class SurveySettings(Settings):
     """Values between two nodes from which distances are added up."""
     table: int = setting(65, least=3)
     """Entries of the tables of training values."""
-    end_density: float = setting(0.05, most=1.0)
-    """Density of training values at the far ends, where few are needed, of that inside."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,6 +90,8 @@ class BaselineSettings(Settings):
     """Pieces that the linear estimator is fitted to."""
     plug_in_units: int = setting(2048)
     """Units that the plug-in estimate is fitted to."""
+    hopeless: float = setting(4.0)
+    """Squared error over the expected one, after a few pieces, at which no more are simulated."""
     largest_total: int = setting(2**26)
     """Numbers held of all pieces; of large measurements there are fewer pieces."""
     random_features: int = setting(200)
@@ -193,6 +193,9 @@ class ControlVariateSettings(Settings):
     """Polynomials of theta: as high a degree as gives no more."""
     highest_degree: int = setting(24, least=0)
     """Of these polynomials."""
+    most_layers: int = setting(48, least=0)
+    """Layers at the ends of what is trained on, where the bias changes within a few standard
+    deviations."""
     ridge: float = setting(1e-6)
     """Of the regression of the bias on them."""
 
@@ -213,6 +216,8 @@ class CalibrationSettings(Settings):
     """Of the polynomials of each of several parameters."""
     most_terms: int = setting(64)
     """How many polynomials there are at most."""
+    most_layers: int = setting(24, least=0)
+    """How many layers at the ends."""
     ridge: float = setting(1e-5)
     """Share of the strongest direction below which nothing is corrected."""
     largest_error: float = setting(100.0)

@@ -176,7 +176,7 @@ def survey(
             zip(found.coordinates.names, widths.tolist(), strict=True)
         )
     )
-    note = f"drawn evenly in standard deviations, fewer towards the ends{about_layout}"
+    note = f"drawn evenly in standard deviations{about_layout}"
     return Survey(prior, log_sd, ranges, statistics, pilot, layout, recipe, note)
 
 
@@ -248,7 +248,8 @@ def _tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tables of training values, (p, table), and their lengths in standard deviations, (p,).
 
-    Values beyond the range of interest are the less likely the further out.
+    Values beyond the range of interest are as likely as those within: a density that falls towards
+    the ends would draw estimates inwards by its slope.
     """
     tables, widths = [], []
     finer = [refined(line, settings.between) for line in inside]
@@ -266,17 +267,7 @@ def _tables(
             )
         )
         distance = distance_along(line)
-        start, stop = distance[low_count], distance[len(distance) - 1 - high_count]
-        fine = np.linspace(0, distance[-1], 8 * settings.table)
-        density = np.interp(
-            fine,
-            [0, start, stop, distance[-1] + 1e-9],
-            [settings.end_density if start > 0 else 1.0, 1.0, 1.0, settings.end_density],
-        )
-        if stop >= distance[-1]:
-            density[-1] = 1.0
-        mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-        even = np.interp(np.linspace(0, mass[-1], settings.table), mass, fine)
+        even = np.linspace(0, distance[-1], settings.table)
         tables.append(np.interp(even, distance, line.values))
         widths.append(distance[-1])
     return np.stack(tables), np.array(widths)

@@ -52,7 +52,8 @@ class Layout(NamedTuple):
             names = ", ".join(f"x{paths[i]}" for i in part.leaves)
             along = f" along axis {part.axis}" if part.kind == "set" and part.axis else ""
             reason = why[self.told] if part.kind == "set" or self.told else "its order matters"
-            words.append(f"{names} seen as a {part.kind}{along} ({reason})")
+            article = "an" if part.kind == "image" else "a"
+            words.append(f"{names} seen as {article} {part.kind}{along} ({reason})")
         return "; ".join(words)
 
 

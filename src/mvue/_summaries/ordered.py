@@ -46,7 +46,7 @@ class OrderedStatistics(eqx.Module):
         floor = self.settings.relative_floor
         parts = [self._raw(numbers), jnp.stack([square, jnp.log(jnp.sqrt(square) + floor)])]
         if self.positive and self.subspace is None:
-            parts.append(jnp.log(jnp.maximum(numbers, 0.0) + floor))
+            parts.append(jnp.log(jnp.maximum(numbers, 0.0) + floor**2))
         return jnp.concatenate([*parts, *self._products(numbers), *self._of_neighbours(x)])
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
@@ -95,7 +95,7 @@ class OrderedStatistics(eqx.Module):
         values = self._array(x)
         space = tuple(range(values.ndim - 1))
         mean = jnp.mean(values, axis=space)
-        centred = values - mean
+        centred = values - jnp.mean(values, axis=space, keepdims=True)
         lagged = [_lagged(centred, lag) for lag in self._lags(values.shape[:-1])]
         channels = np.triu_indices(mean.shape[0])
         first, others = lagged[0][channels], [part.ravel() for part in lagged[1:]]
@@ -135,7 +135,7 @@ class OrderedStatistics(eqx.Module):
         floor = self.settings.relative_floor
         mean = jnp.mean(columns, axis=0, keepdims=True)
         deviation = jnp.sqrt(jnp.mean((columns - mean) ** 2, axis=0) + floor**2)
-        standard = (columns - mean) / deviation
+        standard = (columns - mean) / deviation[None, :]
         powers = [jnp.mean(jnp.abs(standard), axis=0), jnp.mean(standard**4, axis=0)]
         parts = [jnp.log(deviation), jnp.mean(standard**3, axis=0), *map(jnp.log1p, powers)]
         count, n = self.settings.marginal_quantiles, columns.shape[0]
@@ -144,7 +144,7 @@ class OrderedStatistics(eqx.Module):
             ordered = jax.vmap(sort, in_axes=1)(columns)[:, place]
             parts.append(ordered.ravel())
             if self.positive:
-                parts.append(jnp.log(jnp.maximum(ordered, 0.0) + floor).ravel())
+                parts.append(jnp.log(jnp.maximum(ordered, 0.0) + floor**2).ravel())
         return parts
 
     def _has_spectrum(self, values: Array) -> bool:

@@ -6,7 +6,7 @@ subtracted from the errors in the penalty of the steps that follow, whose expect
 whose variance falls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 from math import comb
 from typing import Any, NamedTuple
@@ -20,54 +20,81 @@ from jaxtyping import Array, Float, PyTree
 from .._core.problem import Draw, Problem
 from .._core.theta import theta_vector
 from .._core.types import Key, Theta
+from .._numerics.polynomials import layer_values, layers_of, legendre
 from .._recipe.settings import ControlVariateSettings
+from .._recipe.survey import TrainingPrior
 from ..losses._functions import unit_squared_bias
 
 
 class ThetaFeatures:
-    """Legendre polynomials of the ranks of theta, up to some total degree.
+    """Legendre polynomials of the ranks of theta, up to some total degree, and layers at its ends.
 
     Ranks are evenly distributed, which makes the polynomials of one coordinate uncorrelated. Of
     theta with too many coordinates there is only the constant.
+
+    Args:
+        problem: with the prior that is trained on.
+        key: for draws from it.
+        settings: how many features there are.
+        widths: of the ranges of theta, in standard deviations; empty where that is not known.
     """
 
     def __init__(
-        self, problem: Problem, key: Key, settings: ControlVariateSettings | None = None
+        self,
+        problem: Problem,
+        key: Key,
+        settings: ControlVariateSettings | None = None,
+        widths: Sequence[float] = (),
     ) -> None:
         self.settings = settings = settings or ControlVariateSettings()
         p = jax.eval_shape(lambda key: theta_vector(problem.sample_prior(key)), key).size
+        prior = problem.prior
+        self._place = theta_vector
+        if isinstance(prior, TrainingPrior):
+            self._place = prior.coordinates.from_theta
+            p = prior.tables.shape[0]
         degree = 0
         while degree < settings.highest_degree and (
             comb(p + degree + 1, p) <= settings.most_features
         ):
             degree += 1
-        if degree > 0:
+        if degree > 0 and isinstance(prior, TrainingPrior):
+            self.tables = prior.tables
+        elif degree > 0:
             self.tables = _quantiles(problem, key, settings)
+        self._layers = layers_of(widths, settings.most_layers) if len(widths) == p else ()
         terms = [
             term
             for total in range(degree + 1)
             for term in combinations_with_replacement(range(p), total)
         ]
-        self.degrees = np.array([len(term) for term in terms])
+        # Layers alone, and times each other coordinate, as groups of their own.
+        self._across = [k for k, _, _ in self._layers] if p > 1 else []
+        edges = [-1] * len(self._layers) + [-2] * (len(self._across) * (p - 1))
+        if len(edges) > settings.most_features:
+            self._across, edges = [], [-1] * len(self._layers)
+        self.degrees = np.array([len(term) for term in terms] + (edges if degree > 0 else []))
         self._highest, self._selectors = degree, _selectors(terms, p, degree)
 
     def __call__(self, theta: Theta) -> Float[Array, " q"]:
         """The polynomials at one theta."""
         if self._highest == 0:
             return jnp.ones(1)
-        grid = jnp.linspace(-1.0, 1.0, self.settings.table)
+        grid = jnp.linspace(-1.0, 1.0, self.tables.shape[1])
         place = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
-            theta_vector(theta), self.tables
+            self._place(theta), self.tables
         )
-        powers = [jnp.ones_like(place), place]
-        for k in range(1, self._highest):
-            powers.append(((2 * k + 1) * place * powers[k] - k * powers[k - 1]) / (k + 1))
         unit = jnp.sqrt(2 * jnp.arange(self._highest + 1) + 1.0)
-        values = (jnp.stack(powers) * unit[:, None]).ravel()
-        product = jnp.ones(len(self.degrees))
+        values = (legendre(place, self._highest) * unit[:, None]).ravel()
+        product = jnp.ones(self._selectors[0].shape[0])
         for selector in self._selectors:
             product = product * (jnp.asarray(selector, values.dtype) @ values)
-        return product
+        layers = layer_values(place, self._layers)
+        others = [
+            layers[i] * jnp.delete(place, k, assume_unique_indices=True)
+            for i, k in enumerate(self._across)
+        ]
+        return jnp.concatenate([product, layers, *others])
 
 
 def _quantiles(problem: Problem, key: Key, settings: ControlVariateSettings) -> Float[Array, "p t"]:

@@ -149,6 +149,8 @@ def fit(
     surveys = network is None or chooses_prior or loss.weights_from_survey
     is_open = isinstance(loss, BiasConstrained) and loss.bias_weight is None
     _refuse_unused(recipe, surveys, network is not None, optimizer, is_open)
+    if summaries is not None and network is not None:
+        raise ValueError("summaries has no use here, since network is given: leave one of them out")
     if isinstance(loss, BiasConstrained) and is_open:
         loss = dataclasses.replace(loss, bias_weight=geometric_schedule(*numbers.bias_weights))
     if training_prior is not None:
@@ -194,7 +196,8 @@ def fit(
         network = WithBaseline(Given(baseline), network)
     control = None
     if loss.takes_control_variate and (anchors or baseline is not None):
-        features = ThetaFeatures(problem, features_key, recipe.control_variate)
+        widths = [along.width for along in seen.ranges] if chooses_prior and seen else []
+        features = ThetaFeatures(problem, features_key, recipe.control_variate, widths)
         control = Control(features, loss.weights)
     mesh = mesh_for(batch_size)
     source = SimulatedBatches(problem, batch_size, repeats, mesh, numbers.validation_batches)

@@ -97,7 +97,9 @@ class Program:
                 "network has no trainable arrays: give an Equinox module whose leaves are "
                 "floating-point JAX arrays"
             )
-        self.measures_loss = not isinstance(optimizer, optax.GradientTransformation)
+        # The first loss of stages, before anything is learned, is no measure of what follows.
+        own_optimizer = isinstance(optimizer, optax.GradientTransformation)
+        self.measures_loss = not own_optimizer and places is None
         if not isinstance(optimizer, optax.GradientTransformation):
             usual = self.settings.learning_rate if places is None else self.settings.scoring_rate
             peak = usual if optimizer is None else float(optimizer)
@@ -265,7 +267,8 @@ class Program:
         assert self.places is not None
         states = self._map(lambda network, one: network.states(one), arrays, prepared)
         wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
-        errors = jnp.log1p(((states - wanted) / jnp.asarray(self.places.unit)) ** 2)
+        unit = jnp.asarray(self.places.unit)[None, None, None, :]
+        errors = jnp.log1p(((states - wanted) / unit) ** 2)
         mean = jnp.mean(errors, axis=(0, 1, 2))
         value = jnp.mean(mean[: self.d])
         if mean.shape[0] > self.d:

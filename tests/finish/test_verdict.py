@@ -1,0 +1,94 @@
+"""The verdict sees what is wrong with an estimator, and says so."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import mvue
+from helpers.hasty import HASTY, HASTY_SURVEY
+from mvue._finish.verdict import Judgement, judge
+
+N = 8
+SETTINGS = mvue.Recipe.Verdict(values=7, repeats=4096)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return mvue.Problem(
+        dist.Uniform(1.0, 3.0), lambda k, t: t + jr.normal(k, (N,)), names=("level",)
+    )
+
+
+@pytest.fixture(scope="module")
+def seen(problem):
+    return mvue.survey(problem, key=jr.key(0), recipe=HASTY_SURVEY)
+
+
+def verdict(estimator, problem, seen, key):
+    return judge(estimator, problem, seen, SETTINGS, key=key)
+
+
+def test_the_mean_is_good(problem, seen, swept_key):
+    found = verdict(jnp.mean, problem, seen, swept_key)
+    assert found.judgement is Judgement.GOOD
+    assert found.max_bias_over_sd < 5 / np.sqrt(4096)
+    assert found.y.min() == pytest.approx(1.0, abs=1e-3)
+    assert found.y.max() == pytest.approx(3.0, abs=1e-3)
+    np.testing.assert_allclose(np.median(found.mse_over_expected), 1.0, atol=0.35)
+    assert not found.reasons
+
+
+def test_shrinkage_is_bias(problem, seen, swept_key):
+    found = verdict(lambda x: 0.7 * jnp.mean(x) + 0.6, problem, seen, swept_key)
+    assert found.judgement is Judgement.POOR
+    assert "level is biased" in str(found)
+    assert "try: more steps" in str(found)
+
+
+def test_noise_is_error(problem, seen, swept_key):
+    found = verdict(lambda x: x[0], problem, seen, swept_key)
+    assert found.judgement is Judgement.POOR
+    assert "the error of level is far from expected" in str(found)
+    assert "summaries= of your own" in str(found)
+
+
+def test_failures_are_counted(problem, seen, swept_key):
+    found = verdict(lambda x: jnp.log(x[0]), problem, seen, swept_key)
+    assert found.failures > 0
+    assert "not finite" in str(found)
+
+
+def test_what_the_data_do_not_tell_is_named(key):
+    """Only the product of two parameters is seen."""
+    problem = mvue.Problem(
+        dist.Uniform(1.0, 2.0).expand((2,)).to_event(1),
+        lambda k, t: t[0] * t[1] + 0.01 * jr.normal(k, (N,)),
+        names=("a", "b"),
+    )
+    seen = mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
+    found = verdict(lambda x: jnp.full(2, jnp.sqrt(jnp.mean(x))), problem, seen, key)
+    assert found.judgement is Judgement.POOR
+    assert "next to nothing about a, b" in str(found)
+
+
+def test_a_poor_fit_warns_and_prints_its_verdict(problem, key):
+    recipe = mvue.Recipe(
+        survey=HASTY.survey,
+        baseline=mvue.Recipe.Baseline(pieces=4),
+        calibration=HASTY.calibration,
+        verdict=mvue.Recipe.Verdict(values=5, repeats=1024),
+        network=mvue.Recipe.Network(good_start=0.0),
+    )
+    with pytest.warns(mvue.exceptions.PoorFitWarning, match="the trained estimator is poor"):
+        fit = mvue.fit(problem, key=key, steps=2, recipe=recipe)
+    assert fit.verdict.judgement is Judgement.POOR
+    assert "verdict" in str(fit)
+    assert "try:" in str(fit)
+
+
+def test_no_verdict_without_a_survey(line, key):
+    from helpers.plain import plain_fit
+
+    assert plain_fit(line, key=key, steps=1).verdict is None
