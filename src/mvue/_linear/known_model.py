@@ -49,8 +49,9 @@ class LinearEstimator(Predictor, eqx.Module):
     def _estimate(self, x: Any) -> Any:
         return self.weight @ x
 
-    def _predicted(self, piece: Any) -> np.ndarray:
-        return np.asarray(self(piece))
+    def _estimated(self, piece: Any) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self(piece))
 
 
 def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> LinearEstimator:
