@@ -50,7 +50,7 @@ DEVIATIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class CovarianceSettings:
     """How large a run is."""
 
     steps: int
@@ -67,7 +67,7 @@ class Settings:
 
 def networks(run: Run, structure: StructuredCovariance, key: Array) -> dict[str, Any]:
     """Arguments of `fit` that the rivals share."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     if not s.unrolled:
         return {"network": CovarianceMLP(structure, key=key), "steps": s.rival_steps}
     falling = optax.contrib.reduce_on_plateau(factor=0.3, patience=20, accumulation_size=1000)
@@ -82,7 +82,7 @@ def networks(run: Run, structure: StructuredCovariance, key: Array) -> dict[str,
 
 def train(run: Run, structure: StructuredCovariance) -> dict[str, mvue.Fit]:
     """The learned estimators."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     problem = structure.problem
     names = ("emmse", "norm", "relative_mse", "bias_reduced", "bce_paper")
     network_key, ours_key, plain_key, *keys = jr.split(run.key, 3 + len(names))
@@ -129,7 +129,7 @@ def uniform(high: float) -> Any:
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     structure = structured_covariance(prior=uniform(RANGES["in_distribution"]))
     fits = train(run, structure)
     estimators: dict[str, Any] = {
@@ -270,9 +270,9 @@ EXPERIMENT = Experiment(
     title="A structured covariance without bias",
     summary="a 5 x 5 covariance with a pattern: EMMSE, NORM, BCE, MLE against the bound",
     presets={
-        "smoke": Settings(steps=6, rival_steps=6, values=8, repeats=400),
-        "quick": Settings(steps=6_000, rival_steps=3_000, values=100, repeats=10_000),
-        "paper": Settings(
+        "smoke": CovarianceSettings(steps=6, rival_steps=6, values=8, repeats=400),
+        "quick": CovarianceSettings(steps=6_000, rival_steps=3_000, values=100, repeats=10_000),
+        "paper": CovarianceSettings(
             steps=20_000, rival_steps=1_000_000, values=200, repeats=40_000, unrolled=True
         ),
     },

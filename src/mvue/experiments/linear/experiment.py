@@ -24,7 +24,7 @@ COLOURS = {"MSE": "#0072B2", "bias²": "#D55E00", "variance": "#009E73"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LinearSettings:
     """How large a run is."""
 
     repeats: int
@@ -38,7 +38,7 @@ class Settings:
     values: int = 12
 
 
-def build_model(s: Settings, seed: int) -> LinearModel:
+def build_model(s: LinearSettings, seed: int) -> LinearModel:
     """A random H; noise that is correlated between neighbours; parameters of unequal size."""
     rng = np.random.default_rng(seed)
     distance = np.abs(np.subtract.outer(np.arange(s.measurements), np.arange(s.measurements)))
@@ -68,7 +68,7 @@ def label(bias_weight: float) -> str:
 
 def body(run: Run) -> Findings:
     """Theory, Monte Carlo, and estimators fitted to a sample."""
-    s: Settings = run.settings
+    s: LinearSettings = run.settings
     model = build_model(s, run.seed)
     problem = as_problem(model)
     sample_key, assess_key, timing_key, value_key = jr.split(run.key, 4)
@@ -212,9 +212,9 @@ EXPERIMENT = Experiment(
     title="From LMMSE to weighted least squares",
     summary="linear models: MSE, bias² and variance from LMMSE to WLS, theory and Monte Carlo",
     presets={
-        "smoke": Settings(repeats=400, units=500),
-        "quick": Settings(repeats=20_000, units=20_000),
-        "paper": Settings(repeats=200_000, units=200_000),
+        "smoke": LinearSettings(repeats=400, units=500),
+        "quick": LinearSettings(repeats=20_000, units=20_000),
+        "paper": LinearSettings(repeats=200_000, units=200_000),
     },
     body=body,
 )

@@ -28,7 +28,7 @@ MEANING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RegularizationSettings:
     """How large a run is."""
 
     repeats: int
@@ -41,7 +41,7 @@ class Settings:
     noise_variance: float = 0.01
 
 
-def build_model(s: Settings, rng: np.random.Generator) -> LinearModel:
+def build_model(s: RegularizationSettings, rng: np.random.Generator) -> LinearModel:
     """A random square H and a prior whose variances fall by a factor of 100."""
     d = s.unknowns
     basis, _ = np.linalg.qr(rng.normal(size=(d, d)))
@@ -52,7 +52,7 @@ def build_model(s: Settings, rng: np.random.Generator) -> LinearModel:
     )
 
 
-def repetition(s: Settings, samples: int, rng: np.random.Generator) -> dict[str, Any]:
+def repetition(s: RegularizationSettings, samples: int, rng: np.random.Generator) -> dict[str, Any]:
     """One model, one sample: the weights and choices of all methods."""
     model = build_model(s, rng)
     root, noise_root = np.linalg.cholesky(model.prior_cov), np.sqrt(s.noise_variance)
@@ -90,7 +90,7 @@ def repetition(s: Settings, samples: int, rng: np.random.Generator) -> dict[str,
 
 def body(run: Run) -> Findings:
     """Repeat for every sample size and compare exact errors."""
-    s: Settings = run.settings
+    s: RegularizationSettings = run.settings
     mse = np.empty((len(METHODS), len(s.samples), s.repeats))
     choices = np.empty((2, len(s.samples), s.repeats))
     last: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def body(run: Run) -> Findings:
     )
 
 
-def plot_errors(s: Settings, relative: np.ndarray) -> Any:
+def plot_errors(s: RegularizationSettings, relative: np.ndarray) -> Any:
     """MSE over that of the oracle against the number of samples, without far-off WLS."""
     figure = new_figure(7.5, 4.5)
     ax = figure.subplots()
@@ -165,7 +165,9 @@ def plot_errors(s: Settings, relative: np.ndarray) -> Any:
     return figure
 
 
-def error_rows(s: Settings, relative: np.ndarray, choices: np.ndarray) -> list[list[str]]:
+def error_rows(
+    s: RegularizationSettings, relative: np.ndarray, choices: np.ndarray
+) -> list[list[str]]:
     """Mean ± standard deviation of every method, and what was chosen."""
     rows = [["samples", *METHODS[1:], "median λ", "median ridge"]]
     for i, samples in enumerate(s.samples):
@@ -183,9 +185,9 @@ EXPERIMENT = Experiment(
     title="The bias weight as a regulariser",
     summary="prior covariance from few samples: linear BCE against LMMSE and ridge",
     presets={
-        "smoke": Settings(repeats=3, samples=(20, 40)),
-        "quick": Settings(repeats=50),
-        "paper": Settings(repeats=500),
+        "smoke": RegularizationSettings(repeats=3, samples=(20, 40)),
+        "quick": RegularizationSettings(repeats=50),
+        "paper": RegularizationSettings(repeats=500),
     },
     body=body,
 )

@@ -13,7 +13,7 @@ from ..._display.figures import draw_series, new_figure, share_legend
 from ..._display.pages import Section
 from .._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
 from .networks import Curve, Networks, Theory, joined, unstacked
-from .problems import SCENES, Scene, Settings
+from .problems import SCENES, Scene, SensorsSettings
 
 BIASED = 0.1  # |bias| in standard deviations from which an estimator is called biased
 
@@ -104,7 +104,7 @@ class Fused:
 
 def fuse(run: Run, scene: Scene, index: int) -> Fused:
     """Measure one sensor, and networks of them, at fixed parameters and over the prior."""
-    s: Settings = run.settings
+    s: SensorsSettings = run.settings
     few = s.mle_networks[scene.name]
     keys = jr.split(jr.fold_in(run.key, 10 + index), 5)
     prior = unstacked(jax.vmap(scene.problem.sample_prior)(jr.split(keys[0], s.prior_networks)))
@@ -237,7 +237,7 @@ EXPERIMENT = Experiment(
     title="Averaging sensors without bias",
     summary="networks of up to 10 000 sensors: averages of EMMSE and BCE against all data at once",
     presets={
-        "smoke": Settings(
+        "smoke": SensorsSettings(
             snr_steps=12,
             refit_units=4_000,
             polynomials=3,
@@ -249,7 +249,7 @@ EXPERIMENT = Experiment(
             repeats=2_000,
             problems=("snr",),
         ),
-        "quick": Settings(
+        "quick": SensorsSettings(
             snr_steps=2_000,
             refit_units=1_000_000,
             polynomials=8,
@@ -260,7 +260,7 @@ EXPERIMENT = Experiment(
             mle_networks={"snr": 8, "covariance": 2},
             repeats=500_000,
         ),
-        "paper": Settings(
+        "paper": SensorsSettings(
             snr_steps=20_000,
             refit_units=4_000_000,
             polynomials=8,

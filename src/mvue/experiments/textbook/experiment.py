@@ -86,7 +86,7 @@ DRAWN = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class TextbookSettings:
     """How large a run is."""
 
     problems: tuple[str, ...] | str
@@ -117,7 +117,7 @@ class Mixture:
 
 def train(run: Run, entry: Textbook) -> dict[str, mvue.Fit]:
     """The four learned estimators of one problem."""
-    s: Settings = run.settings
+    s: TextbookSettings = run.settings
     first, second = entry.problem, entry.with_prior().problem
     common: dict[str, Any] = {} if s.steps == "default" else {"steps": s.steps}
     unbiased: dict[str, Any] = {"loss": mvue.bce()}
@@ -209,7 +209,7 @@ def key_of(run: Run, entry: Textbook, purpose: str) -> Array:
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
-    s: Settings = run.settings
+    s: TextbookSettings = run.settings
     if isinstance(s.problems, str):
         entries = [entry for entry in textbook().values() if entry.core]
     else:
@@ -305,9 +305,11 @@ EXPERIMENT = Experiment(
     title="Textbook problems under two priors",
     summary="textbook problems under two priors: MLE, EMMSE and BCE against the exact MVUE",
     presets={
-        "smoke": Settings(("uniform-maximum", "bernoulli-variance"), 500, steps=20, width=16),
-        "quick": Settings(QUICK, 40_000),
-        "paper": Settings("core", 100_000),
+        "smoke": TextbookSettings(
+            ("uniform-maximum", "bernoulli-variance"), 500, steps=20, width=16
+        ),
+        "quick": TextbookSettings(QUICK, 40_000),
+        "paper": TextbookSettings("core", 100_000),
     },
     body=body,
 )
