@@ -185,5 +185,5 @@ def _check_full_rank(H: np.ndarray, noise: np.ndarray) -> None:
     if rank < d:
         raise ValueError(
             f"H must have full column rank for an unbiased estimator (bias_weight=inf), got rank "
-            f"{rank} for {d} unknowns: measure more, or use a finite bias_weight"
+            f"{rank} for {d} parameters: measure more, or use a finite bias_weight"
         )

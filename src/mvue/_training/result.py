@@ -138,7 +138,7 @@ class Fit(Carrier):
             ("held out", f"{held_out} ({s['held_out']})"),
         ]
         if self.nonfinite:
-            left_out = f"{self.nonfinite:,} unknowns with non-finite simulations were left out"
+            left_out = f"{self.nonfinite:,} units with non-finite simulations were left out"
             rows.append(("warning", left_out))
         if self.outcome is Outcome.DIVERGED:
             diverged = (

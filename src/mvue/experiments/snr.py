@@ -33,11 +33,11 @@ DEVIATIONS = (
     "information in those two moments alone bounds the MSE at 1.1 times that of the corrected "
     "maximum likelihood at low SNR. The network corrects a method-of-moments estimate.",
     "Bias is estimate minus truth. The third panel is a mean squared error, not its root.",
-    "bce is ours: the unbiased penalty, few measurements of many unknowns in a batch, unknowns "
+    "bce is ours: the unbiased penalty, few measurements of many units in a batch, parameters "
     "drawn evenly on a log scale over a wider range and weighted by the inverse of the bound. "
     "emmse and bce_paper keep the paper's prior and loss.",
     "emmse and bce_paper see 1000 measurements in a batch as in the paper: bce_paper 100 of each "
-    "of 10 unknowns, emmse of 1000 unknowns. The learning rate falls along a cosine, not in steps.",
+    "of 10 units, emmse of 1000 units. The learning rate falls along a cosine, not in steps.",
     "Step counts of emmse and bce_paper are the paper's in the preset paper only; otherwise fewer "
     "steps with a larger learning rate.",
 )

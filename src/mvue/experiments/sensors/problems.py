@@ -157,10 +157,10 @@ def covariance_scene(run: Run) -> Scene:
     )
     return Scene(
         name="covariance",
-        title="covariance with nine unknowns, 200 samples in each sensor",
+        title="covariance with nine parameters, 200 samples in each sensor",
         problem=judged.problem,
         values=jnp.stack([jnp.full(structure.d, value) for value in COVARIANCE_VALUES]),
-        labels=tuple(f"all unknowns {value:g}" for value in COVARIANCE_VALUES),
+        labels=tuple(f"all parameters {value:g}" for value in COVARIANCE_VALUES),
         estimators={
             "emmse": emmse.estimator,
             "masked_sample_covariance": structure.masked,
