@@ -29,7 +29,7 @@ OLDEST_TESTS := tests/core tests/losses tests/linear/test_linear.py \
 		test_key_decides_everything test_progress_bar test_optimizers_that_look_at_the_loss) \
 	tests/training/test_checkpoint.py::test_finished_run_is_not_trained_again \
 	$(addprefix tests/models/test_save.py::,test_round_trip_gives_the_same_estimates \
-		test_pipelines_load_as_they_were) \
+		test_pipelines_load_as_they_were test_transformers_are_saved_by_what_is_public) \
 	$(addprefix tests/sklearn/test_sklearn.py::,test_scikit_learn_contract test_is_the_formula) \
 	tests/bounds/test_fisher.py::test_deterministic_information \
 	tests/likelihood/test_mle.py::test_agrees_with_closed_forms

@@ -1,6 +1,6 @@
-"""More problems outside of the catalogue: several unknowns at once, vectors, wide ranges, edges.
+"""More problems outside of the catalogue: several parameters at once, vectors, wide ranges, edges.
 
-As in `plain_problems`, nothing is said but a prior, a simulator and a target. Of several unknowns
+As in `plain_problems`, nothing is said but a prior, a simulator and a target. Of several parameters
 errors are judged at the corners of their ranges and at some values within.
 """
 

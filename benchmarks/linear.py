@@ -63,7 +63,7 @@ def report_times(rows: int, features: int, chunk: int, rounds: int) -> None:
             start = time.perf_counter()
             candidate()
             seconds[name].append(time.perf_counter() - start)
-    print(f"{rows:,} x {features} float64, {REPEATS} repeats of each unknown, {rounds} rounds")
+    print(f"{rows:,} x {features} float64, {REPEATS} repeats of each unit, {rounds} rounds")
     if rows < 500_000:
         print("  the aims are for 500,000 rows; fixed costs weigh more here")
     for name, values in seconds.items():

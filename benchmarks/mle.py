@@ -43,7 +43,7 @@ def main() -> None:
         rounds,
     )
     compare(
-        "structured covariance, 5 x 5, 9 unknowns, n = 200",
+        "structured covariance, 5 x 5, 9 parameters, n = 200",
         covariance(),
         "none",
         covariance_by_scipy(),

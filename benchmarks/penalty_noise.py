@@ -89,7 +89,7 @@ def draw(results, path):
                 panels[0].plot(value["max"], i + shift, "|", color=colour, markersize=9)
                 panels[1].plot(max(value["bias2"], 1e-5), i + shift, "o", color=colour)
     for where, colour in (("0 to 1", "#0072b2"), ("0 to 0.1", "#d55e00")):
-        panels[0].plot([], [], "o-", color=colour, label=f"unknowns from {where}")
+        panels[0].plot([], [], "o-", color=colour, label=f"parameters from {where}")
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     panels[0].axvline(1, color="grey", linewidth=0.8)

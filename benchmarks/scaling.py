@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 SIZES = {
-    "N, unknowns in a batch": ("batch", (64, 256, 1024, 4096)),
+    "N, units in a batch": ("batch", (64, 256, 1024, 4096)),
     "M, measurements of each": ("repeats", (2, 8, 32, 128)),
     "n, samples in a measurement": ("samples", (10, 40, 160, 640)),
-    "d, unknowns to estimate": ("unknowns", (1, 4, 16, 64)),
+    "d, parameters to estimate": ("unknowns", (1, 4, 16, 64)),
     "steps": ("steps", (200, 400, 800, 1600)),
 }
 MIDDLE = {"batch": 256, "repeats": 8, "samples": 40, "unknowns": 4, "steps": 400}

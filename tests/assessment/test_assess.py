@@ -149,7 +149,7 @@ def test_failures_over_the_prior_are_counted(line, key):
     def fragile(x):
         return jnp.where(x[:1] > 1.5, jnp.nan, x)
 
-    with pytest.warns(mvue.exceptions.NonFiniteWarning, match="unknowns from the prior"):
+    with pytest.warns(mvue.exceptions.NonFiniteWarning, match="units from the prior"):
         report = mvue.assess(fragile, line, at=[[-1.0, 0.0]], repeats=500, key=key)
     assert report.summary("estimator")["prior_failures"] > 0
 

@@ -358,7 +358,7 @@ def test_copied_shards_are_good(tmp_path):
         ({"seed": 4}, "seed: 3 there, 4 here"),
         ({"repeats": 5}, "repeats: 4 there, 5 here"),
         ({"names": ("a", "b")}, r"names: \['y1', 'y2'\] there"),
-        ({"target": lambda theta: theta["level"] + 1}, "first_unknowns"),
+        ({"target": lambda theta: theta["level"] + 1}, "first parameters: "),
         ({"target": lambda theta: theta["gain"]}, r"names: \['y1', 'y2'\] there, \['y'\] here"),
     ],
 )
@@ -372,7 +372,7 @@ def test_another_folder_is_refused(change, message, tmp_path):
 
 def test_another_prior_is_refused(tmp_path):
     mvue.simulate(add_noise, uniform, units=3, folder=tmp_path)
-    with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"first_unknowns: '.*' there"):
+    with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"first parameters: '.*' there"):
         mvue.simulate(add_noise, lambda rng: rng.normal(), units=3, folder=tmp_path)
 
 

@@ -310,15 +310,22 @@ def unknown(location):
     raise NotImplementedError("this support is not known")
 
 
+def for_numbers_only(location):
+    return dist.constraints.real if (location > 0).all() else dist.constraints.positive
+
+
+@pytest.mark.parametrize("method", ["monte carlo", "quadrature"])
 @pytest.mark.parametrize("find", [broken, lambda at: BrokenInterval(at - 9.0, at + 9.0)])
-def test_a_support_that_fails_is_not_taken_for_one_that_rests(find):
+def test_a_support_that_fails_is_not_taken_for_one_that_rests(find, method):
     with pytest.raises(BoundError, match=r"depends on theta cannot be told.*support is broken"):
-        mvue.crb(with_support(find), 1.3, method="monte carlo")
+        mvue.crb(with_support(find), 1.3, method=method)
 
 
-def test_a_support_that_is_not_known_is_taken_to_rest():
-    bound = mvue.crb(with_support(unknown), 1.3, method="monte carlo")
-    assert bound.matrix[0, 0] == pytest.approx(1 / N, rel=0.06)
+@pytest.mark.parametrize("find", [unknown, for_numbers_only])
+@pytest.mark.parametrize(("method", "error"), [("monte carlo", 0.06), ("quadrature", 1e-6)])
+def test_a_support_that_is_not_known_is_taken_to_rest(find, method, error):
+    bound = mvue.crb(with_support(find), 1.3, method=method)
+    assert bound.matrix[0, 0] == pytest.approx(1 / N, rel=error)
 
 
 def test_regular_models_with_a_sharp_end():

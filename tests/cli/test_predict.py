@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    """A linear estimator of two unknowns from three numbers, and its file."""
+    """A linear estimator of two parameters from three numbers, and its file."""
     path = folder / "linear.mvue"
     problem = mvue.Problem(
         prior=models.line_problem().prior,

@@ -192,17 +192,31 @@ def corrected():
     return mvue.bootstrap_correct(estimator, NORMAL, repeats=20, key=jr.key(0))
 
 
+OF_SIX = {
+    "mle": lambda: mvue.maximum_likelihood(NORMAL, init=jnp.ones(1)),
+    "bootstrap": corrected,
+    "linear": lambda: mvue.wls(np.ones((6, 1)), 1.0),
+    "readout": readout,
+    "fit": models.tiny_fit,
+}
+
+
+@pytest.mark.filterwarnings("ignore::mvue.exceptions.UnresolvedSignalWarning")
+@pytest.mark.parametrize("name", OF_SIX)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_from_what_is_not_finite_comes_nan(name, value):
+    estimator, x = OF_SIX[name](), 1.5 * models.numbers(5, 6)
+    expected = estimator.predict(x, warn=False)
+    x[3, 2] = value
+    expected[3] = np.nan
+    assert np.array_equal(estimator.predict(x, warn=False), expected, equal_nan=True)
+
+
 @pytest.mark.filterwarnings("ignore::mvue.exceptions.UnresolvedSignalWarning")
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [
-        (lambda: mvue.maximum_likelihood(NORMAL, init=jnp.ones(1)), (6,)),
-        (corrected, (6,)),
-        (lambda: mvue.wls(np.ones((6, 1)), 1.0), (6,)),
-        (readout, (6,)),
-        (lambda: mvue.Average(models.tiny_fit()), (3, 6)),
-    ],
-    ids=["mle", "bootstrap", "linear", "readout", "average"],
+    [*((make, (6,)) for make in OF_SIX.values()), (lambda: mvue.Average(OF_SIX["fit"]()), (3, 6))],
+    ids=[*OF_SIX, "average"],
 )
 def test_everything_takes_one_a_batch_and_many(make, shape):
     estimator = make()

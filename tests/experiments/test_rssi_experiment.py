@@ -84,9 +84,9 @@ def test_simulated_table_is_of_the_size_of_the_measured_one(seed):
 
 @pytest.mark.skipif("MVUE_DATA_DIR" not in os.environ, reason="MVUE_DATA_DIR is not set")
 def test_methods_on_the_measurements():
-    from mvue.experiments.rssi.methods import Settings, load_table, measure, network
+    from mvue.experiments.rssi.methods import RSSISettings, load_table, measure, network
 
-    table, settings = load_table(0), Settings(splits=1)
+    table, settings = load_table(0), RSSISettings(splits=1)
     order = np.random.default_rng(0).permutation(len(table.y))
     train, test = order[473:], order[:473]
     found = {}

@@ -77,7 +77,7 @@ def test_theorem_2_on_exact_moments_is_theorem_3(seed, bias_weight, m):
     H, noise, prior = model(seed, m=m)
     spectrum = noise_spectrum(H @ prior @ H.T + noise, noise, prior @ H.T)
     expected = mvue.linear_bce(H, noise, prior, bias_weight).weight
-    # With as many measurements as unknowns H is inverted, and its condition multiplies rounding.
+    # With as many measurements as parameters H is inverted, and its condition multiplies rounding.
     condition = np.linalg.cond(H) if m == 3 else 1.0
     np.testing.assert_allclose(
         spectrum.coefficients(bias_weight), expected, rtol=0, atol=1e-10 * max(condition, 1)
@@ -187,8 +187,8 @@ H22 = np.array([[1.0, 0.5], [0.0, 2.0]])
         ((H22, np.array([[1.0, 0.5], [0.4, 1.0]]), 1.0, 1.0), "Hermitian.*by up to 0.1"),
         ((H22, np.array([[1, 0.5j], [0.5j, 1]]), 1.0, 1.0), "noise_cov must be Hermitian"),
         ((H22, 1.0, np.ones((2, 2)), 1.0), "prior_cov must be positive definite"),
-        ((np.ones((3, 2)), 1.0, 1.0, math.inf), "full column rank.*got rank 1 for 2 unknowns"),
-        ((np.ones((1, 2)), 1.0, 1.0, math.inf), "full column rank.*got rank 1 for 2 unknowns"),
+        ((np.ones((3, 2)), 1.0, 1.0, math.inf), "full column rank.*got rank 1 for 2 parameters"),
+        ((np.ones((1, 2)), 1.0, 1.0, math.inf), "full column rank.*got rank 1 for 2 parameters"),
         ((np.zeros((3, 2)), 1.0, 1.0, math.inf), "got rank 0"),
     ],
 )

@@ -159,7 +159,7 @@ def test_the_last_layer_is_the_one_called_last(line):
 def test_failures_in_fixed_data_are_not_hidden(line, key):
     draw = line.draw(key, 2_000, 4)
     few = draw._replace(x=draw.x.at[0].set(jnp.nan))
-    with pytest.warns(mvue.exceptions.NonFiniteWarning, match="1 of 2,000 unknowns"):
+    with pytest.warns(mvue.exceptions.NonFiniteWarning, match="1 of 2,000 units"):
         mvue.refit_last_layer(eqx.nn.Linear(2, 2, key=key), few, 1.0)
     many = draw._replace(x=draw.x.at[:500].set(jnp.nan))
     with pytest.raises(mvue.exceptions.SimulatorError, match=r"25\.00%"):

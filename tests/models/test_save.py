@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import equinox as eqx
@@ -18,10 +19,19 @@ import pytest
 from safetensors import safe_open
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import PCA
 from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    PolynomialFeatures,
+    RobustScaler,
+    StandardScaler,
+)
 
 import mvue
 from helpers import models
@@ -145,6 +155,97 @@ def test_pipelines_load_as_they_were(name, files):
     others = np.arange(len(x)) != 3
     np.testing.assert_allclose(estimates[others], expected[others], rtol=1e-12)
     assert "→" in str(model)
+
+
+def nodes_of(node, name):
+    """All descriptions of objects of a class in that of a tree."""
+    if isinstance(node, dict):
+        found = [node["fields"]] if node.get("type") == name else []
+        return found + [inner for child in node.values() for inner in nodes_of(child, name)]
+    return [i for child in node for i in nodes_of(child, name)] if isinstance(node, list) else []
+
+
+def transformers():
+    """All transformers that files can hold, not fitted."""
+    return [
+        *(StandardScaler(), MinMaxScaler(), MaxAbsScaler(), RobustScaler(), PCA(2, whiten=True)),
+        *(SimpleImputer(strategy="mean"), SimpleImputer(strategy="constant", fill_value=0.5)),
+        *(PolynomialFeatures(3), PolynomialFeatures((2, 3), interaction_only=True)),
+        *(RBFSampler(n_components=5, random_state=0), Nystroem(n_components=4, random_state=0)),
+        Nystroem(n_components=500, random_state=0),  # more than there are rows
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:n_components > n_samples")
+@pytest.mark.filterwarnings("ignore::mvue.exceptions.UnresolvedSignalWarning")
+@pytest.mark.parametrize("transformer", transformers(), ids=lambda t: type(t).__name__)
+def test_transformers_are_saved_by_what_is_public(transformer, tmp_path):
+    import pandas as pd
+
+    X, y = models.rows()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    pipeline = make_pipeline(transformer, LinearBCE(1.0)).set_output(transform="pandas")
+    pipeline.fit(frame, y)
+    path = tmp_path / "m.mvue"
+    mvue.save(pipeline, path)
+    (fields,) = nodes_of(read(path).header, f"sklearn.{type(transformer).__name__}")
+    parameters = transformer.get_params()
+    assert all(name in parameters or name == "output" or name[-1] == "_" for name in fields)
+    assert not any(name.startswith("_") for name in fields)
+    again = mvue.load(path).estimator
+    assert np.array_equal(again.predict(frame), pipeline.predict(frame))
+    before, after = pipeline[:-1].transform(frame), again[:-1].transform(frame)
+    pd.testing.assert_frame_equal(before, after)
+    loaded = again[0]
+    assert str(loaded.get_params()) == str(transformer.get_params())
+    pd.testing.assert_frame_equal(clone(loaded).fit(frame).transform(frame), before)
+    if hasattr(transformer, "inverse_transform") and not isinstance(transformer, SimpleImputer):
+        back = [each.inverse_transform(before) for each in (transformer, loaded)]
+        assert np.array_equal(*back)
+
+
+@pytest.mark.parametrize("columns", [None, 1, 2])
+def test_targets_keep_their_axes(columns, tmp_path):
+    X, y = models.rows()
+    y = y[:, 0] if columns is None else y[:, :columns]
+    front = TransformedTargetRegressor(LinearBCE(1.0), transformer=StandardScaler()).fit(X, y)
+    mvue.save(front, tmp_path / "m.mvue")
+    again = mvue.load(tmp_path / "m.mvue").estimator
+    assert front.predict(X).shape == y.shape
+    assert np.array_equal(again.predict(X), front.predict(X))
+
+
+def test_transformers_ask_for_no_more_memory_than_their_file(tmp_path):
+    """Sizes are checked before anything is built, whatever a file claims."""
+    X, y = models.rows()
+    path = tmp_path / "m.mvue"
+    huge, none = 2**40, {"float": "nan"}
+    cases = [
+        (RBFSampler(n_components=5), {"n_components": huge}),
+        (RBFSampler(n_components=5), {"n_features_in_": 2**23}),
+        (Nystroem(n_components=4), {"kernel": "polynomial"}),
+        (Nystroem(n_components=4), {"kernel_params": {"dict": {"degree": huge}}}),
+        (PolynomialFeatures(2), {"degree": 16}),
+        (PolynomialFeatures(2), {"degree": huge}),
+        (PolynomialFeatures(2), {"degree": {"tuple": [16, 16]}, "n_features_in_": 2**23}),
+        (PolynomialFeatures(2), {"n_features_in_": huge}),
+        (PolynomialFeatures(2), {"n_features_in_": 2**23, "n_output_features_": 2**46}),
+        (SimpleImputer(), {"n_features_in_": 2**23}),
+        (SimpleImputer(), {"strategy": {"function": "jax.numpy.sort"}}),
+        (PCA(2), {"n_features_in_": 2**23}),
+        (StandardScaler(), {"with_mean": none}),
+        (MinMaxScaler(), {"feature_range": {"tuple": [0, 1, 2]}}),
+        (MaxAbsScaler(), {"output": "os"}),
+    ]
+    for transformer, claims in cases:
+        mvue.save(make_pipeline(transformer, LinearBCE(1.0)).fit(X, y), path)
+        contents, name = read(path), f"sklearn.{type(transformer).__name__}"
+        path.write_bytes(changed(contents, lambda h, t: nodes_of(h, name)[0].update(claims)))  # noqa: B023
+        tracemalloc.start()
+        with pytest.raises(mvue.exceptions.ModelFileError, match=f"{name} that cannot be"):
+            mvue.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22, claims
+        tracemalloc.stop()
 
 
 def test_pipelines_that_cannot_be_saved(tmp_path):

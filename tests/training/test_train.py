@@ -53,7 +53,7 @@ def test_linear_network_reaches_the_closed_form(line, swept_key, loss, repeats, 
     )
     assert fit.outcome is mvue.Outcome.FINISHED
     expected = SIGNAL / (SIGNAL + NOISE / (1 + weight))
-    # The average of the last 75 steps sees about 75 · 256 unknowns.
+    # The average of the last 75 steps sees about 75 · 256 units.
     spread = 4.5 * np.sqrt((1 + weight) * 2 * NOISE / SIGNAL / (75 * 256))
     np.testing.assert_allclose(fit.estimator.weight, expected * np.eye(2), atol=spread)
     np.testing.assert_allclose(fit.estimator.bias, 0, atol=spread)
@@ -213,7 +213,7 @@ def test_units_of_y_do_not_matter(key, unit):
 
 
 def test_failing_batches_are_skipped_not_divergence(key):
-    """With one unknown in a batch, a failure leaves nothing to learn from."""
+    """With one unit in a batch, a failure leaves nothing to learn from."""
 
     def simulate(key, theta):
         fails = jr.uniform(jr.fold_in(key, 1)) < 0.001
@@ -287,14 +287,14 @@ def test_few_nonfinite_simulations_are_left_out(key):
 
 
 def test_simulator_that_fails_in_training_only_is_refused(key, tmp_path):
-    """Too rarely for the pilot's two measurements of an unknown, too often for eight."""
+    """Too rarely for the pilot's two measurements of a unit, too often for eight."""
 
     def simulate(key, theta):
         fails = jr.uniform(jr.fold_in(key, 1)) < 0.004
         return jnp.where(fails, jnp.inf, theta) + jr.normal(key, (2,))
 
     problem = mvue.Problem(dist.Uniform(0.0, 1.0), simulate)
-    with pytest.raises(mvue.exceptions.SimulatorError, match=r"\d\.\d+% of the simulated unknowns"):
+    with pytest.raises(mvue.exceptions.SimulatorError, match=r"\d\.\d+% of the simulated units"):
         plain_fit(problem, key=key, steps=100, checkpoint=tmp_path)
     assert any(tmp_path.glob("[0-9]*")), "what was trained is on disk"
 

@@ -94,7 +94,7 @@ def assess(
             warnings.warn(
                 f"{name} gave {failures.sum():,} non-finite estimates in "
                 f"{failures.size * repeats:,}, and at least one for {averages[i].failures:,} "
-                "unknowns from the prior; they count as failures and are left out of the averages",
+                "units from the prior; they count as failures and are left out of the averages",
                 NonFiniteWarning,
                 stacklevel=2,
             )

@@ -24,7 +24,7 @@ from .report import PriorAverage
 
 PIECE_NUMBERS = 2**22  # numbers of x, or of estimates, held at a time: 16 MB in float32
 PRIOR_REPLICATES = 8
-FEWEST_UNKNOWNS = 256
+FEWEST_UNITS = 256
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class _Rows(NamedTuple):
     """Measurements to be made, one in a row."""
 
-    which: Array  # the number of its value or unknown, (R,)
+    which: Array  # the number of its value or unit, (R,)
     repeat: Array  # (R,)
     theta: Theta  # (R, ...)
     truth: Array  # (R, d)
@@ -64,11 +64,11 @@ class ErrorPieces:
     ) -> None:
         self.problem, self.functions, self.transform = problem, functions, transform
         self.values, self.repeats = values, repeats
-        self.unknowns = max(FEWEST_UNKNOWNS, repeats // PRIOR_REPLICATES)
+        self.units = max(FEWEST_UNITS, repeats // PRIOR_REPLICATES)
         x, y = problem.shapes()
         numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
         judged = jax.eval_shape(transform, y).shape[0] * len(functions)
-        wanted = max(values * repeats, self.unknowns * PRIOR_REPLICATES)
+        wanted = max(values * repeats, self.units * PRIOR_REPLICATES)
         rows = min(PIECE_NUMBERS // max(numbers, judged, 1), wanted)
         self.rows = whole_shares(max(rows, values, PRIOR_REPLICATES))
         self.mesh = mesh_for(self.rows)
@@ -163,12 +163,12 @@ class ErrorPieces:
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
             bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
             both = jnp.stack([mse, bias2], axis=-1)
-            wanted = start + jnp.arange(size) < self.unknowns
+            wanted = start + jnp.arange(size) < self.units
             return moments_of(both, jnp.isfinite(both).all(axis=-1) & wanted[None])
 
         rows, reduce = self._compiled(rows), self._compiled(reduce)
         total = None
-        for start in map(jnp.asarray, range(0, self.unknowns, size)):
+        for start in map(jnp.asarray, range(0, self.units, size)):
             errors = self.errors(draw_key, rows(start, theta_key))
             part = reduce(start, errors, jnp.asarray(unit, errors.dtype))
             total = part if total is None else merge(total, part)
@@ -176,7 +176,7 @@ class ErrorPieces:
         total = rescale(total.on_host(), np.full(2, unit**2))
         stats = summarize(total)
         return [
-            PriorAverage(mean[0], se[0], mean[1], se[1], int(self.unknowns - number))
+            PriorAverage(mean[0], se[0], mean[1], se[1], int(self.units - number))
             for mean, se, number in zip(
                 stats.bias.tolist(), stats.bias_se.tolist(), total.number, strict=True
             )

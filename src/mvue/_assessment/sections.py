@@ -5,10 +5,10 @@ from .report import Report
 from .tables import summary_rows, value_rows
 
 READING = (
-    "Every number is a Monte Carlo average over repeated measurements of one fixed unknown, with "
-    "its standard error. Bias is estimate minus truth. |bias|/sd says how much of the error is "
-    "systematic: below about 0.1 it cannot be seen in a single estimate. MSE/CRB is 1 for an "
-    "efficient unbiased estimator; below 1 means that bias was traded for variance.",
+    "Every number is a Monte Carlo average over repeated measurements at one value of the "
+    "parameter, with its standard error. Bias is estimate minus truth. |bias|/sd says how much of "
+    "the error is systematic: below about 0.1 it cannot be seen in a single estimate. MSE/CRB is 1 "
+    "for an efficient unbiased estimator; below 1 means that bias was traded for variance.",
 )
 
 

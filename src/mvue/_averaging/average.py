@@ -383,7 +383,7 @@ def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:
 def _check_any_left(found: RunningAverage) -> None:
     empty = np.asarray(found.count) == 0
     if empty.any():
-        where = "" if empty.ndim == 0 else f" for {int(empty.sum())} of {empty.size} unknowns"
+        where = "" if empty.ndim == 0 else f" for {int(empty.sum())} of {empty.size} parameters"
         raise ValueError(
             f"no estimate is left to average{where}: all are masked, of no weight or not finite"
         )

@@ -28,6 +28,8 @@ from .filling import Filling, check_doubtful, failing_error
 from .unknowns import Unknowns
 from .worker import Result, Task
 
+SHOWN = {"first_unknowns": "first parameters"}  # in messages; folders keep the name they have
+
 
 def simulate(
     simulator: Callable[[Any, np.random.Generator], Any],
@@ -230,7 +232,7 @@ def _write_manifest(
 
 def _check_identity(asked: dict[str, Any], found: dict[str, Any], shards: Shards) -> None:
     lines = "\n".join(
-        f"  {name}: {found.get(name)!r} there, {value!r} here"
+        f"  {SHOWN.get(name, name)}: {found.get(name)!r} there, {value!r} here"
         for name, value in asked.items()
         if value != found.get(name)
     )

@@ -29,7 +29,7 @@ SHARE_LIMIT = 0.05  # of the information that one draw may make up
 SHARE_FROM = 5_000  # draws from which on that is judged
 
 
-class _Sums(NamedTuple):
+class _ScoreSums(NamedTuple):
     number: Any  # (K, G)
     score: Any  # (K, G, p)
     outer: Any  # (K, G, p, p)
@@ -83,7 +83,7 @@ def _all_pieces(
     samples: int | None,
     relative_error: float | None,
     progress: Progress,
-) -> _Sums:
+) -> _ScoreSums:
     count, p = flat.shape
     x, _ = problem.shapes()
     x_size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
@@ -94,11 +94,11 @@ def _all_pieces(
     size = GROUPS * max(1, min(room, most, first) // GROUPS)
     theta = jnp.asarray(flat, jnp.result_type(float))
     keys = fold_in_each(key, jnp.arange(count))
-    total: _Sums | None = None
+    total: _ScoreSums | None = None
     with progress.stage("simulating scores", most if most > size else None) as advance:
         for start in range(0, most, size):
             part = _piece(problem, layout, theta, keys, jnp.asarray(start), jnp.asarray(most), size)
-            part = _Sums(*(np.asarray(leaf, np.float64) for leaf in part))
+            part = _ScoreSums(*(np.asarray(leaf, np.float64) for leaf in part))
             total = part if total is None else _added(total, part)
             reached = _relative_error(total)
             advance(min(start + size, most), f"relative error {reached:.2g}")
@@ -117,14 +117,14 @@ def _piece(
     start: Array,
     most: Array,
     size: int,
-) -> _Sums:
+) -> _ScoreSums:
     index = start + jnp.arange(size)
 
     def log_likelihood(flat: Array, x: Any) -> Array:
         assert problem.log_likelihood is not None
         return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
 
-    def at_value(value: tuple[Array, Key]) -> _Sums:
+    def at_value(value: tuple[Array, Key]) -> _ScoreSums:
         flat, key = value
         measure = jax.vmap(problem.simulate, in_axes=(0, None))
         x = measure(fold_in_each(key, index), layout.to_theta(flat))
@@ -134,7 +134,7 @@ def _piece(
         score = jnp.where(keep[:, None], score, 0.0)
         # Draw i belongs to group i mod G, however the draws are cut into pieces.
         grouped = score.reshape(-1, GROUPS, score.shape[1])
-        return _Sums(
+        return _ScoreSums(
             keep.reshape(-1, GROUPS).sum(axis=0),
             grouped.sum(axis=0),
             jnp.einsum("bgi,bgj->gij", grouped, grouped),
@@ -145,8 +145,8 @@ def _piece(
     return jax.lax.map(at_value, (theta, keys))
 
 
-def _added(a: _Sums, b: _Sums) -> _Sums:
-    return _Sums(
+def _added(a: _ScoreSums, b: _ScoreSums) -> _ScoreSums:
+    return _ScoreSums(
         a.number + b.number,
         a.score + b.score,
         a.outer + b.outer,
@@ -160,7 +160,7 @@ def group_error(groups: np.ndarray) -> np.ndarray:
     return groups.std(axis=0, ddof=1) / np.sqrt(len(groups))
 
 
-def _relative_error(sums: _Sums) -> float:
+def _relative_error(sums: _ScoreSums) -> float:
     """The largest relative standard error on the diagonals."""
     groups = np.einsum("kgii->gki", sums.outer) / np.maximum(sums.number.T, 1)[..., None]
     mean = groups.mean(axis=0)
@@ -168,7 +168,7 @@ def _relative_error(sums: _Sums) -> float:
         return float(np.nan_to_num(group_error(groups) / mean).max())
 
 
-def _judged(layout: ThetaLayout, sums: _Sums) -> Informations:
+def _judged(layout: ThetaLayout, sums: _ScoreSums) -> Informations:
     """Information where the scores behave, reasons where they do not."""
     found = Informations.empty(len(sums.number), len(layout.names))
     for k, per_group in enumerate(sums.number):

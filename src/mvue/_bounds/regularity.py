@@ -56,7 +56,7 @@ def refuse_moving_support(
     try:
         counts = np.asarray(_counts(problem, layout, theta, moves, key, draws))
     except Exception as error:
-        raise _cannot_tell(error) from error
+        raise cannot_tell(error) from error
     for k, count in zip(kept, counts, strict=True):
         for name, along in zip(layout.names, count, strict=False):
             enough = np.flatnonzero(along[:-1] >= FEWEST_OUTSIDE)
@@ -94,12 +94,13 @@ def _may_move(problem: Problem, layout: ThetaLayout, flat: np.ndarray, spread: n
     except ValueError:  # numpyro refuses parameters a little beyond the model: draws decide
         return True
     except Exception as error:
-        raise _cannot_tell(error) from error
+        raise cannot_tell(error) from error
     pairs = [pair for other in there for pair in zip(here, other, strict=False)]
     return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
-def _cannot_tell(error: Exception) -> BoundError:
+def cannot_tell(error: Exception) -> BoundError:
+    """Why there is no bound where the likelihood itself fails."""
     return BoundError(
         "whether the support of the data depends on theta cannot be told, because the likelihood "
         f"failed near theta: {type(error).__name__}: {error}"

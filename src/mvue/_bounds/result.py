@@ -99,7 +99,7 @@ def layout_of(problem: Problem) -> ThetaLayout:
     ]
     if discrete:
         raise BoundError(
-            f"{', '.join(discrete)} is discrete: the Cramér-Rao bound is for unknowns that vary "
+            f"{', '.join(discrete)} is discrete: the Cramér-Rao bound is for parameters that vary "
             "continuously"
         )
     for prior in prior_leaves(problem.prior):

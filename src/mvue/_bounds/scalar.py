@@ -19,6 +19,7 @@ from .._core.types import Key
 from .._runtime.jit import forgetful_jit
 from ..exceptions import BoundError, IrregularModelError
 from .quadrature import DensityIntegrals, integrate, summed
+from .regularity import cannot_tell
 from .result import Informations
 
 METHOD = "quadrature"
@@ -202,15 +203,19 @@ def _support(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The ends of the distribution's own support, where it says so."""
 
-    def ends(flat: Array) -> tuple[Array, Array]:
+    def ends(flat: Array) -> tuple[Array, Array] | None:
         assert problem.likelihood is not None
         known = support_ends(element_support(problem.likelihood(layout.to_theta(flat))))
         if known is None:
-            raise BoundError("unknown support")
+            return None
         return jnp.min(jnp.asarray(known[0])), jnp.max(jnp.asarray(known[1]))
 
     try:
-        lower, upper = jax.jit(jax.vmap(ends))(flat)
-    except Exception:
+        found = jax.jit(jax.vmap(ends))(flat)
+    except (NotImplementedError, jax.errors.JAXTypeError):
+        return None  # it does not know its support, or only by a look at the numbers of one theta
+    except Exception as error:
+        raise cannot_tell(error) from error
+    if found is None:
         return None
-    return np.asarray(lower, np.float64), np.asarray(upper, np.float64)
+    return np.asarray(found[0], np.float64), np.asarray(found[1], np.float64)

@@ -243,11 +243,14 @@ class Predictor(abc.ABC):
 
     def _predicted(self, piece: Measurement) -> np.ndarray:
         """Estimates from a piece of measurements; NaN from those that are not finite."""
+        return np.where(_are_finite(piece)[:, None], self._estimated(piece), np.nan)
+
+    def _estimated(self, piece: Measurement) -> np.ndarray:
+        """Estimates from a piece of measurements; anything from those that are not finite."""
         # Always of one size: one program, and no rounding that depends on the other rows.
         count, full = len(jax.tree.leaves(piece)[0]), self._at_once(piece)
         padded = jax.tree.map(lambda leaf: _padded(leaf, full), piece)
-        estimates = np.asarray(_compiled_batch(self.function, padded))[:count]
-        return np.where(_are_finite(piece)[:, None], estimates, np.nan)
+        return np.asarray(_compiled_batch(self.function, padded))[:count]
 
     def _pieces(self, x: Measurement) -> Iterator[Any]:
         """Many measurements, checked, in pieces; one that is empty if there are none."""

@@ -165,7 +165,7 @@ class Problem:
 
     def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
         """Unit number i of `draw` alone, without the axis of units."""
-        # Number 0 of the unknown's keys is for theta, the others for its measurements.
+        # Number 0 of the unit's keys is for theta, the others for its measurements.
         keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
         theta = self.sample_prior(keys[0])
         x = jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)

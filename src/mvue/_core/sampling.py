@@ -31,7 +31,7 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
     if bool((draw.y == draw.y[:1]).all()):
         raise SimulatorError(
-            "prior.sample ignores its key: all unknowns are equal; draw them from the key that "
+            "prior.sample ignores its key: all parameters are equal; draw them from the key that "
             "sample is given"
         )
     if all(bool((leaf == leaf[:, :1]).all()) for leaf in jax.tree.leaves(draw.x)):
@@ -71,7 +71,7 @@ def nonfinite_error(bad: int, total: int) -> SimulatorError | None:
     if total < NONFINITE_FROM or bad <= allowed + 3 * allowed**0.5:
         return None
     return SimulatorError(
-        f"{bad / total:.2%} of the simulated unknowns have a non-finite measurement, more than the "
+        f"{bad / total:.2%} of the simulated units have a non-finite measurement, more than the "
         f"{NONFINITE_LIMIT:.0%} that may be left out: mend simulate, or narrow the prior to where "
         "it is defined"
     )

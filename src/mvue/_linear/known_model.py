@@ -49,8 +49,9 @@ class LinearEstimator(Predictor, eqx.Module):
     def _estimate(self, x: Any) -> Any:
         return self.weight @ x
 
-    def _predicted(self, piece: Any) -> np.ndarray:
-        return np.asarray(self(piece))
+    def _estimated(self, piece: Any) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self(piece))
 
 
 def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> LinearEstimator:
@@ -184,5 +185,5 @@ def _check_full_rank(H: np.ndarray, noise: np.ndarray) -> None:
     if rank < d:
         raise ValueError(
             f"H must have full column rank for an unbiased estimator (bias_weight=inf), got rank "
-            f"{rank} for {d} unknowns: measure more, or use a finite bias_weight"
+            f"{rank} for {d} parameters: measure more, or use a finite bias_weight"
         )

@@ -165,7 +165,7 @@ def refit_last_layer(
     moments, bad, seen = _moments(source, rows)
     if bad:
         warnings.warn(
-            f"{bad:,} of {seen:,} unknowns have measurements or features that are not finite, or a "
+            f"{bad:,} of {seen:,} units have measurements or features that are not finite, or a "
             "weight that is not positive; they were left out",
             NonFiniteWarning,
             stacklevel=2,
@@ -263,7 +263,7 @@ def _fixed(data: Draw, width: int) -> _UnitPieces:
     """Data that are there."""
     n, repeats = jax.tree.leaves(data.x)[0].shape[:2]
     if repeats < 2:
-        raise ValueError("data must have at least 2 measurements of each unknown, got 1")
+        raise ValueError("data must have at least 2 measurements of each unit, got 1")
     size = max(1, PIECE_NUMBERS // (repeats * width))
 
     def piece(start: int) -> Draw:

@@ -120,8 +120,8 @@ def check_units(moments: MomentSummary) -> None:
     """Refuse samples from which nothing can be learned, and weights that are no counts."""
     if moments.units < 2:
         raise ValueError(
-            "a fit needs at least 2 units, rows with different unknowns, got 1: every row has the "
-            "same y or the same unit id"
+            "a fit needs at least 2 units, rows with different parameters, got 1: every row has "
+            "the same y or the same unit id"
         )
     within = np.trace(moments.scatter_xx - moments.between_xx)
     if moments.repeats == 0 and within > 1e-10 * np.trace(moments.scatter_xx):
@@ -135,9 +135,9 @@ def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
     """Say what a fit without repeats amounts to; a stacklevel of 1 is the caller."""
     if moments.repeats == 0:
         warnings.warn(
-            f"no unknown was measured twice: all {moments.units:,} units have one row, so the "
+            f"no unit was measured twice: all {moments.units:,} units have one row, so the "
             "noise cannot be seen and counts as zero, and the estimator is ordinary least squares "
-            "whatever the bias weight; give rows of the same unknown equal y or equal unit_ids",
+            "whatever the bias weight; give rows of the same unit equal y or equal unit_ids",
             NoRepeatsWarning,
             stacklevel=stacklevel + 1,
         )

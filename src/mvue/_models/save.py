@@ -285,7 +285,7 @@ def _check_size(front: Front, shape: tuple[int, ...], d: int) -> None:
     """Try what can be used in Python only."""
     found = np.size(front.predict(np.zeros((1, *shape))))
     if found != d:
-        raise ValueError(f"it returns {found} numbers for {d} unknowns")
+        raise ValueError(f"it returns {found} numbers for {d} parameters")
 
 
 def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:

@@ -7,14 +7,35 @@ for programs that were not seen to run faster. A fit compiles several programs.
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 
 LEVEL = "xla_backend_optimization_level"
+T = TypeVar("T")
 KEPT = 8  # programs of one function, each with what it closes over
+
+
+class Recent(OrderedDict[Any, T]):
+    """The values of the few names that were last asked for.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def once(self, name: Hashable, make: Callable[[], T]) -> T:
+        """The value of a name, made where it is not kept."""
+        value = self.pop(name, None)  # in one go: another thread may be dropping it
+        self[name] = value = make() if value is None else value
+        while len(self) > self.most:
+            self.popitem(last=False)
+        return value
 
 
 def compiler_options() -> dict[str, Any] | None:
@@ -34,19 +55,18 @@ def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     A program holds on to the problem that it was traced with. The cache of JAX has no limit, so
     that no problem would ever be freed.
     """
-    programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+    # By what is known before tracing. `programs.compiled` goes by what was traced: other problems
+    # may share its programs, which cannot be called in functions that are traced themselves.
+    programs: Recent[Callable[..., Any]] = Recent(KEPT)
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         arrays, static = eqx.partition(args, eqx.is_array)
         leaves, structure = jax.tree.flatten(static)
-        name = tuple(leaves), structure
-        program = programs.pop(name, None)
-        if program is None:
-            program = jax.jit(lambda arrays: function(*eqx.combine(arrays, static)))
-        programs[name] = program
-        while len(programs) > KEPT:
-            programs.popitem(last=False)
-        return program(arrays)
+
+        def make() -> Callable[..., Any]:
+            return jax.jit(lambda arrays: function(*eqx.combine(arrays, static)))
+
+        return programs.once((tuple(leaves), structure), make)(arrays)
 
     return call

@@ -5,7 +5,6 @@ the same problem under other keys, are one program with other arrays.
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -14,12 +13,12 @@ from jax.sharding import Mesh
 
 from .devices import everywhere, replicated, same_everywhere
 from .digest import arrays_digest, constants_of
-from .jit import compiler_options
+from .jit import Recent, compiler_options
 
 KEPT = 16  # programs; each holds memory for as long as it may be asked for
 
-_programs: OrderedDict[Any, Any] = OrderedDict()
-_traced: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+_programs: Recent[Any] = Recent(KEPT)
+_traced: Recent[tuple[Any, Any]] = Recent(KEPT)
 
 
 class Compiled(NamedTuple):
@@ -49,14 +48,13 @@ def compiled(
     """
     args = replicated(args, mesh)
     name = None if same_as is None else (same_as, function.__name__, mesh, _kind(args))
-    found = _traced.pop(name, None)
-    if found is None:
+
+    def make() -> tuple[Any, Any]:
         # Arguments that are not used would leave the program: two could look the same without.
         traced = same_everywhere(function, mesh, keep_unused=True).trace(*args)
-        found = traced, _compiled_once(traced, args)
-    if name is not None:
-        _keep(_traced, name, found)
-    traced, executable = found
+        return traced, _compiled_once(traced, args)
+
+    traced, executable = make() if name is None else _traced.once(name, make)
     return Compiled(everywhere(executable, mesh), traced, executable)
 
 
@@ -66,12 +64,6 @@ def _kind(args: tuple[Any, ...]) -> Hashable:
     kinds = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
     config = jax.config
     return kinds, structure, config.jax_enable_x64, config.jax_default_device  # type: ignore[attr-defined]
-
-
-def _keep(programs: OrderedDict[Any, Any], name: Any, program: Any) -> None:
-    programs[name] = program
-    while len(programs) > KEPT:
-        programs.popitem(last=False)
 
 
 def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
@@ -89,9 +81,6 @@ def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
         structure,
     )
     try:
-        found = _programs.pop(name, None)
+        return _programs.once(name, lambda: lowered.compile(compiler_options()))
     except (TypeError, ValueError):  # something in the arguments cannot be compared
         return lowered.compile(compiler_options())
-    found = found or lowered.compile(compiler_options())
-    _keep(_programs, name, found)
-    return found

@@ -29,10 +29,16 @@ class Entry(NamedTuple):
     """Names that fields had in older files, and those that they have now."""
     defaults: Mapping[str, Any] = {}
     """Of fields that older files may lack."""
+    taken: Callable[[Any], dict[str, Any]] | None = None
+    """The fields of an instance, where these are not its attributes."""
+    built: Callable[[dict[str, Any]], Any] | None = None
+    """An instance with given fields, where setting attributes is not enough; checks them first."""
 
     def take(self, value: Any) -> dict[str, Any]:
         """The fields of an instance."""
         assert self.fields is not None
+        if self.taken is not None:
+            return self.taken(value)
         if issubclass(self.target, dict):
             return {"items": dict(value)}
         if self.partial:
@@ -40,7 +46,9 @@ class Entry(NamedTuple):
         return {name: getattr(value, name) for name in self.fields}
 
     def make(self, fields: dict[str, Any]) -> Any:
-        """An instance with these fields, made without its constructor."""
+        """An instance with these fields; its constructor runs only where `built` calls it."""
+        if self.built is not None:
+            return self.built(fields)
         if self.fields is None:
             return self.target(fields["value"])
         if issubclass(self.target, tuple):
@@ -131,6 +139,30 @@ def register(
     _BY_NAME[name] = entry
     _BY_TARGET.setdefault(id(target), entry)
     return target
+
+
+def register_built(
+    target: type,
+    *,
+    name: str,
+    fields: Sequence[str],
+    taken: Callable[[Any], dict[str, Any]],
+    built: Callable[[dict[str, Any]], Any],
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Let a class of another library stand in model files, by functions that take it apart.
+
+    Args:
+        target: the class.
+        name: by which it is known in files.
+        fields: all that files may have, also those that only older ones do.
+        taken: the fields of an instance.
+        built: an instance with given fields, which come from a file and are not checked.
+        renamed: as in `register`.
+    """
+    register(target, name=name, fields=fields, renamed=renamed)
+    _BY_NAME[name] = _BY_NAME[name]._replace(taken=taken, built=built)
+    _BY_TARGET[id(target)] = _BY_NAME[name]
 
 
 def named(name: str) -> Entry | None:

@@ -153,7 +153,7 @@ def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
     """
     finite = finite_units(draw)
     n = finite.shape[0]
-    # The j-th failed unknown is replaced by the j-th good one.
+    # The j-th failed unit is replaced by the j-th good one.
     good_first = jnp.argsort(~finite, stable=True)
     source = jnp.where(finite, jnp.arange(n), good_first[(jnp.cumsum(~finite) - 1) % n])
     bad = n - finite.sum()

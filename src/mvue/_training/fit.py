@@ -143,7 +143,7 @@ def fit(
     if repeats < loss.min_repeats:
         raise ValueError(
             f"repeats must be at least {loss.min_repeats} for this loss, got {repeats}: a bias "
-            "cannot be seen in one measurement of each unknown"
+            "cannot be seen in one measurement of each unit"
         )
     chooses_prior = training_prior is None and loss.any_prior
     surveys = network is None or chooses_prior or loss.weights_from_survey
@@ -219,7 +219,7 @@ def fit(
         "validations": validations,
         "patience": patience,
         "batch": f"N = {batch_size}, M = {repeats}",
-        "held_out": "averages over the unknowns trained on",
+        "held_out": "averages over the parameters trained on",
     }
     trained = train(
         program,

@@ -262,7 +262,7 @@ def _choose(
     failed = outcome in (Outcome.STOPPED_EARLY, Outcome.DIVERGED)
     if history.best is not None and (program.keep == "best" or failed):
         step = int(history["step"][history.best])
-        return state.best, f"weights of step {step:,}, the best on held-out unknowns"
+        return state.best, f"weights of step {step:,}, the best on held-out units"
     if program.keep == "average":
         return state.average, "weights averaged over the last steps"
     return state.params, "weights of the last step"

@@ -143,7 +143,7 @@ class Fit(Carrier):
         if self.verdict is not None:
             rows.append(("verdict", str(self.verdict)))
         if self.nonfinite:
-            left_out = f"{self.nonfinite:,} unknowns with non-finite simulations were left out"
+            left_out = f"{self.nonfinite:,} units with non-finite simulations were left out"
             rows.append(("warning", left_out))
         if self.outcome is Outcome.DIVERGED:
             diverged = (

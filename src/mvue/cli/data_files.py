@@ -21,7 +21,7 @@ MISSING = {"na", "n/a", "#n/a", "<na>", "null", "none", "?", "-"}
 """How programs write that there is no number, in small letters; none of these is a name."""
 
 
-class Piece(NamedTuple):
+class FileRows(NamedTuple):
     """Some rows of a file."""
 
     values: np.ndarray
@@ -35,7 +35,7 @@ def read_pieces(
     *,
     header: bool | None = None,
     rows: int = ROWS,
-) -> Iterator[Piece]:
+) -> Iterator[FileRows]:
     """The rows of a CSV, NumPy or Parquet file, in pieces: memory does not grow with their number.
 
     Args:
@@ -92,7 +92,7 @@ def _places(path: Path, names: list[str], columns: Sequence[str] | None) -> list
     return list(range(len(names))) if columns is None else [names.index(name) for name in columns]
 
 
-def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
+def _numpy_pieces(path: Path, rows: int) -> Iterator[FileRows]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -100,12 +100,12 @@ def _numpy_pieces(path: Path, rows: int) -> Iterator[Piece]:
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         raise ValueError(f"{path} must hold rows of numbers, got {array.dtype} {array.shape}")
     for start in range(0, max(len(array), 1), rows):
-        yield Piece(np.asarray(array[start : start + rows]), None)
+        yield FileRows(np.asarray(array[start : start + rows]), None)
 
 
 def _csv_pieces(
     path: Path, columns: Sequence[str] | None, header: bool | None, rows: int
-) -> Iterator[Piece]:
+) -> Iterator[FileRows]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         lines = enumerate(stream, 1)
         try:
@@ -121,11 +121,11 @@ def _csv_pieces(
             chosen = names and [names[i] for i in places]
             block = list(islice(lines, rows))
             if not block:
-                yield Piece(np.empty((0, len(places))), chosen)
+                yield FileRows(np.empty((0, len(places))), chosen)
             while block:
                 following = list(islice(lines, rows))
                 block = block if following else _without_empty_end(block, len(cells))
-                yield Piece(_csv_values(path, block, len(cells), places), chosen)
+                yield FileRows(_csv_values(path, block, len(cells), places), chosen)
                 block = following
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not a text in UTF-8: {error.reason}") from error
@@ -206,7 +206,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[Piece]:
+def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[FileRows]:
     pyarrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path) as file:
@@ -217,7 +217,7 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Ite
                 wrong = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
                 if wrong:
                     raise ValueError(f"{path} must have columns of numbers, not {', '.join(wrong)}")
-                yield Piece(np.column_stack(list(arrays.values())), chosen)
+                yield FileRows(np.column_stack(list(arrays.values())), chosen)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
 

@@ -30,7 +30,7 @@ SHOWN = ("emmse", "norm", "bce_paper", "bce", "mle", "masked_sample_covariance")
 PAPER_BATCH = {"batch_size": 1, "repeats": 20}
 
 DEVIATIONS = (
-    "The positions of the off-diagonal unknowns and the range of the second test, 0 to 0.1, are "
+    "The positions of the off-diagonal parameters and the range of the second test, 0 to 0.1, are "
     "those of the paper's text.",
     "The masked sample covariance (the unknown entries, read off) and maximum likelihood are "
     "added: the paper shows neither. The first is exactly unbiased, so a learned estimator is "
@@ -38,11 +38,11 @@ DEVIATIONS = (
     "bce is ours: the unbiased penalty, errors weighted by the inverse of the bound, a correction "
     "to the masked sample covariance of which alone the bias is penalised. bce_unbiased is the "
     "same without that baseline. bce_paper has the plug-in penalty with λ = 1000, 20 measurements "
-    "of one unknown in a batch.",
+    "of one unit in a batch.",
     "Measurements are simulated as their sufficient statistic, the sample covariance of 200 "
     "samples, which has the same distribution (Bartlett).",
-    "MSE and bound are sums over the nine unknowns, bias² the sum of the squared biases, estimated "
-    "without bias.",
+    "MSE and bound are sums over the nine parameters, bias² the sum of the squared biases, "
+    "estimated without bias.",
     "In the preset paper all but bce and bce_unbiased have the network of 50 layers, and the "
     "learning rate falls when the training loss no longer does; otherwise they have two hidden "
     "layers on the distinct entries of the sample covariance.",
@@ -50,7 +50,7 @@ DEVIATIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class CovarianceSettings:
     """How large a run is."""
 
     steps: int
@@ -67,7 +67,7 @@ class Settings:
 
 def networks(run: Run, structure: StructuredCovariance, key: Array) -> dict[str, Any]:
     """Arguments of `fit` that the rivals share."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     if not s.unrolled:
         return {"network": CovarianceMLP(structure, key=key), "steps": s.rival_steps}
     falling = optax.contrib.reduce_on_plateau(factor=0.3, patience=20, accumulation_size=1000)
@@ -82,7 +82,7 @@ def networks(run: Run, structure: StructuredCovariance, key: Array) -> dict[str,
 
 def train(run: Run, structure: StructuredCovariance) -> dict[str, mvue.Fit]:
     """The learned estimators."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     problem = structure.problem
     names = ("emmse", "norm", "relative_mse", "bias_reduced", "bce_paper")
     network_key, ours_key, plain_key, *keys = jr.split(run.key, 3 + len(names))
@@ -129,7 +129,7 @@ def uniform(high: float) -> Any:
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
-    s: Settings = run.settings
+    s: CovarianceSettings = run.settings
     structure = structured_covariance(prior=uniform(RANGES["in_distribution"]))
     fits = train(run, structure)
     estimators: dict[str, Any] = {
@@ -163,11 +163,11 @@ def body(run: Run) -> Findings:
         lead=lead(results),
         sections=[
             Section(
-                "MSE of every unknown, ordered by the bound",
+                "MSE at every value, ordered by the bound",
                 [
-                    f"Each point is one of {s.values} random unknowns, measured {s.repeats:,} "
+                    f"Each point is one of {s.values} random values of y, measured {s.repeats:,} "
                     f"times; its standard error is about {precision(s.repeats):.1%} of the MSE. "
-                    "Left, unknowns as in training; right, all of them small."
+                    "Left, values as in training; right, all of them small."
                 ],
                 figure=figure,
             ),
@@ -180,7 +180,7 @@ def body(run: Run) -> Findings:
 
 
 READING = (
-    "MSE/CRB is the least, the median and the largest over the unknowns; bias²/CRB the mean, with "
+    "MSE/CRB is the least, the median and the largest over the values; bias²/CRB the mean, with "
     "the largest in brackets. An MSE below the bound is bought with a bias somewhere in the range."
 )
 
@@ -223,8 +223,8 @@ def plot_scatter(reports: dict[str, mvue.Report]) -> Any:
             ax.plot(mse[order], ".", markersize=5, color=f"C{i}", label=name, alpha=0.8)
         ax.plot(bound[order], color="black", linewidth=1.2, label="CRB")
         ax.set(
-            title=f"unknowns from 0 to {RANGES[where]:g}",
-            xlabel="unknowns, ordered by the bound",
+            title=f"parameters from 0 to {RANGES[where]:g}",
+            xlabel="values of y, ordered by the bound",
             ylabel="MSE, summed over the nine",
         )
         ax.set_ylim(bottom=0)
@@ -258,10 +258,10 @@ def lead(results: dict[str, Any]) -> str:
     return (
         f"The learned estimator (bce) has a median MSE of {inside['median']:.3f} times the bound "
         f"(at most {inside['max']:.3f}) where it was trained and {outside['median']:.3f} (at most "
-        f"{outside['max']:.3f}) for small unknowns, with a bias² of at most {bias2:.4f} of the "
+        f"{outside['max']:.3f}) for small parameters, with a bias² of at most {bias2:.4f} of the "
         f"bound; reading the entries off gives {shown['median']:.3f} (at most {shown['max']:.3f}). "
         f"The network trained for mean squared error has a bias² of {moved:.2f} of the bound for "
-        "small unknowns."
+        "small parameters."
     )
 
 
@@ -270,9 +270,9 @@ EXPERIMENT = Experiment(
     title="A structured covariance without bias",
     summary="a 5 x 5 covariance with a pattern: EMMSE, NORM, BCE, MLE against the bound",
     presets={
-        "smoke": Settings(steps=6, rival_steps=6, values=8, repeats=400),
-        "quick": Settings(steps=6_000, rival_steps=3_000, values=100, repeats=10_000),
-        "paper": Settings(
+        "smoke": CovarianceSettings(steps=6, rival_steps=6, values=8, repeats=400),
+        "quick": CovarianceSettings(steps=6_000, rival_steps=3_000, values=100, repeats=10_000),
+        "paper": CovarianceSettings(
             steps=20_000, rival_steps=1_000_000, values=200, repeats=40_000, unrolled=True
         ),
     },

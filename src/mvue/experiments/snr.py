@@ -33,18 +33,18 @@ DEVIATIONS = (
     "information in those two moments alone bounds the MSE at 1.1 times that of the corrected "
     "maximum likelihood at low SNR. The network corrects a method-of-moments estimate.",
     "Bias is estimate minus truth. The third panel is a mean squared error, not its root.",
-    "bce is ours: the unbiased penalty, few measurements of many unknowns in a batch, unknowns "
+    "bce is ours: the unbiased penalty, few measurements of many units in a batch, parameters "
     "drawn evenly on a log scale over a wider range and weighted by the inverse of the bound. "
     "emmse and bce_paper keep the paper's prior and loss.",
     "emmse and bce_paper see 1000 measurements in a batch as in the paper: bce_paper 100 of each "
-    "of 10 unknowns, emmse of 1000 unknowns. The learning rate falls along a cosine, not in steps.",
+    "of 10 units, emmse of 1000 units. The learning rate falls along a cosine, not in steps.",
     "Step counts of emmse and bce_paper are the paper's in the preset paper only; otherwise fewer "
     "steps with a larger learning rate.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SNRSettings:
     """How large a run is."""
 
     steps: int
@@ -112,7 +112,7 @@ def inverse_bound(problem: mvue.Problem, low: float, high: float) -> Callable[[A
 
 def train(run: Run) -> dict[str, mvue.Fit]:
     """The three learned estimators."""
-    s: Settings = run.settings
+    s: SNRSettings = run.settings
     network_key, emmse_key, paper_key, bce_key = jr.split(run.key, 4)
     problem = snr()
     network = build_network(problem, network_key)
@@ -134,7 +134,7 @@ def train(run: Run) -> dict[str, mvue.Fit]:
     return {"emmse": emmse, "bce_paper": paper, "bce": bce}
 
 
-def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
+def emmse_recipe(s: SNRSettings, key: Array) -> dict[str, Any]:
     """Arguments of `fit` for the posterior mean.
 
     The mean squared error needs no repeats: as many simulations, all of new parameters.
@@ -151,7 +151,7 @@ def emmse_recipe(s: Settings, key: Array) -> dict[str, Any]:
     }
 
 
-def bce_recipe(s: Settings, key: Array) -> dict[str, Any]:
+def bce_recipe(s: SNRSettings, key: Array) -> dict[str, Any]:
     """Arguments of `fit` for our estimator.
 
     The same network with the unbiased penalty, trained evenly on the log scale over a wider range,
@@ -172,7 +172,7 @@ def bce_recipe(s: Settings, key: Array) -> dict[str, Any]:
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
-    s: Settings = run.settings
+    s: SNRSettings = run.settings
     fits = train(run)
     problem = snr()
     estimators = {
@@ -310,9 +310,11 @@ EXPERIMENT = Experiment(
     title="Signal-to-noise ratio without bias",
     summary="SNR of unknown binary symbols in noise: MLE, EMMSE and BCE against the bound",
     presets={
-        "smoke": Settings(steps=12, paper_steps=6, paper_learning_rate=3e-3, repeats=500),
-        "quick": Settings(steps=5_000, paper_steps=5_000, paper_learning_rate=5e-3, repeats=20_000),
-        "paper": Settings(
+        "smoke": SNRSettings(steps=12, paper_steps=6, paper_learning_rate=3e-3, repeats=500),
+        "quick": SNRSettings(
+            steps=5_000, paper_steps=5_000, paper_learning_rate=5e-3, repeats=20_000
+        ),
+        "paper": SNRSettings(
             steps=30_000, paper_steps=300_000, paper_learning_rate=2e-5, repeats=100_000
         ),
     },

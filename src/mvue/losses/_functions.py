@@ -210,7 +210,7 @@ def squared_bias_of(units: UnitErrors, penalty: Penalty) -> AnyArray:
     if isinstance(count, int) and count < 2:
         raise ValueError(
             f"the squared bias needs repeats (axis 1 of estimates) of at least 2, got "
-            f"{count}: draw at least two measurements of each unknown, or set bias_weight=0"
+            f"{count}: draw at least two measurements of each unit, or set bias_weight=0"
         )
     if penalty == "plug-in":
         return mean * mean
@@ -247,7 +247,7 @@ def _errors(estimates: AnyArray, y: AnyArray) -> AnyArray:
         ) from error
     if estimates.ndim != 3:
         raise ValueError(
-            f"estimates must have shape (N, M, d): unknowns, repeats, components; got shape "
+            f"estimates must have shape (N, M, d): units, repeats, components; got shape "
             f"{tuple(estimates.shape)}"
         )
     n, _, d = estimates.shape
@@ -273,7 +273,7 @@ def mean_over_units(
             weights = weights[:, None]
         elif tuple(weights.shape) != (n, d):
             raise ValueError(
-                f"weights must have shape ({n},), one per unknown, or ({n}, {d}), one per "
+                f"weights must have shape ({n},), one per unit, or ({n}, {d}), one per "
                 f"component, got {tuple(weights.shape)}"
             )
         per_unit = per_unit * weights

@@ -1,5 +1,6 @@
 """Pipelines in model files: transformers of scikit-learn around a regressor of mvue."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -7,16 +8,19 @@ import numpy as np
 from jaxtyping import Array
 from sklearn.base import BaseEstimator
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.dummy import DummyRegressor
 from sklearn.pipeline import Pipeline
 
 from .._core.types import Estimator
 from .._linear.refit import LinearReadout
 from .._models.fronts import Seen
-from .._serialise.registry import entry_of, register
+from .._serialise.registry import entry_of, register, register_built
 from ..nn._measurements import flatten
 from ._base import LinearRegressor
 from ._network import BCERegressor
 from ._transformers import KNOWN, constant, known
+
+TARGET_FITTED = ("regressor_", "transformer_", "feature_names_in_")
 
 
 class FrontParts(NamedTuple):
@@ -201,16 +205,44 @@ def _check_pipeline(pipeline: Pipeline) -> None:
         _check_estimator(step[1], may_pass=step is not steps[-1])
 
 
-def _check_target(front: TransformedTargetRegressor) -> None:
+def _taken_target(front: TransformedTargetRegressor) -> dict[str, Any]:
+    """Parameters, public fitted attributes, and as how many axes y is estimated."""
+    names = [name for name in TARGET_FITTED if name in vars(front)]
+    fields = {**front.get_params(deep=False), **{name: getattr(front, name) for name in names}}
+    if "regressor_" not in fields:
+        return fields
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its columns may have names
+        estimates = front.predict(np.zeros((1, parts_of(front).columns)))
+    return {**fields, "axes": np.ndim(estimates)}
+
+
+def _built_target(fields: dict[str, Any]) -> TransformedTargetRegressor:
+    axes = fields.pop("axes", None)
+    fitted = {name: fields.pop(name) for name in TARGET_FITTED if name in fields}
+    front = TransformedTargetRegressor(**fields)
     if front.func is not None or front.inverse_func is not None:
         raise ValueError("a function of y cannot be saved")
-    if type(front.check_inverse) is not bool or front._training_dim not in (1, 2):
-        raise ValueError("y must have one or two axes")
-    for part in (front.regressor, front.regressor_, front.transformer, front.transformer_):
+    if type(front.check_inverse) is not bool:
+        raise ValueError("check_inverse must be true or false")
+    for part in (front.regressor, front.transformer):
         _check_estimator(part, may_pass=False)
-    about = known(front.transformer_)
+    if not fitted:
+        return front
+    if axes not in (1, 2):
+        raise ValueError("y must have one or two axes")
+    about = known(fitted.get("transformer_"))
     if about is None or not about.is_affine:
         raise ValueError("y must be shifted and scaled only")
+    _check_estimator(fitted.get("regressor_"), may_pass=False)
+    # How many axes y has, it keeps in private: a stand-in has as many.
+    front = TransformedTargetRegressor(DummyRegressor()).fit(
+        np.zeros((2, 1)), np.zeros((2, 1)[:axes])
+    )
+    front.set_params(**fields)
+    for name, value in fitted.items():
+        setattr(front, name, value)
+    return front
 
 
 def _check_estimator(value: Any, *, may_pass: bool) -> None:
@@ -224,12 +256,14 @@ register(
     fields=("steps", "transform_input", "memory", "verbose"),
     check=_check_pipeline,
 )
-register(
+register_built(
     TransformedTargetRegressor,
     name="sklearn.TransformedTargetRegressor",
     fields=(
         *("regressor", "transformer", "func", "inverse_func", "check_inverse"),
-        *("regressor_", "transformer_", "_training_dim", "feature_names_in_"),
+        *(*TARGET_FITTED, "axes"),
     ),
-    check=_check_target,
+    taken=_taken_target,
+    built=_built_target,
+    renamed={"_training_dim": "axes"},
 )

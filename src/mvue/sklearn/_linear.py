@@ -1,5 +1,6 @@
 """Linear bias constrained estimators as scikit-learn estimators."""
 
+import inspect
 import warnings
 from collections.abc import Iterable
 from functools import reduce
@@ -348,10 +349,19 @@ class LinearBCECV(LinearRegressor):
 
 
 _FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector")
-register(LinearBCE, fields=(*LinearBCE._get_param_names(), *_FITTED, "moments_", "_fit_record"))
+register(
+    LinearBCE,
+    fields=(*inspect.signature(LinearBCE).parameters, *_FITTED, "moments_", "_fit_record"),
+)
 register(
     LinearBCECV,
-    fields=(*LinearBCECV._get_param_names(), *_FITTED, "path_", "bias_weight_", "_chosen"),
+    fields=(
+        *inspect.signature(LinearBCECV).parameters,
+        *_FITTED,
+        "path_",
+        "bias_weight_",
+        "_chosen",
+    ),
 )
 
 

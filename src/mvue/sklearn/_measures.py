@@ -71,7 +71,7 @@ def mean_squared_bias(
         return_se: return a `SquaredBias` with the standard error and the number of units. It is
             the error over units drawn at random, with the fitted model as given.
     """
-    units = _unit_errors(y_true, y_pred, unit_ids, min_repeats)
+    units = _error_moments(y_true, y_pred, unit_ids, min_repeats)
     squared_bias = units.squared_bias if unbiased else units.squared_mean
     value, se = _over_units(squared_bias, multioutput)
     return SquaredBias(value, se, len(squared_bias)) if return_se else value
@@ -99,7 +99,7 @@ def bias_decomposition(
         min_repeats: as in `mean_squared_bias`.
         multioutput: as in `mean_squared_bias`.
     """
-    units = _unit_errors(y_true, y_pred, unit_ids, min_repeats)
+    units = _error_moments(y_true, y_pred, unit_ids, min_repeats)
     mse, mse_se = _over_units(units.squared_bias + units.variance, multioutput)
     bias, bias_se = _over_units(units.squared_bias, multioutput)
     variance, variance_se = _over_units(units.variance, multioutput)
@@ -125,7 +125,7 @@ mean_squared_bias_scorer = make_squared_bias_scorer()
 """The scorer with default settings; to set requests, make one of your own."""
 
 
-class _UnitErrors(NamedTuple):
+class _ErrorMoments(NamedTuple):
     squared_mean: np.ndarray  # (units, d)
     variance: np.ndarray  # (units, d), with the divisor rows − 1
     rows: np.ndarray  # (units, 1)
@@ -136,7 +136,7 @@ class _UnitErrors(NamedTuple):
         return self.squared_mean - self.variance / self.rows
 
 
-def _unit_errors(y_true: Any, y_pred: Any, unit_ids: Any, min_repeats: int) -> _UnitErrors:
+def _error_moments(y_true: Any, y_pred: Any, unit_ids: Any, min_repeats: int) -> _ErrorMoments:
     if not isinstance(min_repeats, Integral) or min_repeats < 2:
         raise ValueError(
             f"min_repeats must be an integer of at least 2, got {min_repeats!r}: one row does not "
@@ -167,7 +167,7 @@ def _unit_errors(y_true: Any, y_pred: Any, unit_ids: Any, min_repeats: int) -> _
     mean = np.add.reduceat(errors, starts, axis=0) / count
     # About the mean of each unit: a large bias costs the variance no digits.
     scatter = np.add.reduceat((errors - np.repeat(mean, sizes, axis=0)) ** 2, starts, axis=0)
-    return _UnitErrors(mean**2, scatter / (count - 1), count)
+    return _ErrorMoments(mean**2, scatter / (count - 1), count)
 
 
 def _over_units(per_unit: np.ndarray, multioutput: Multioutput) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """A neural network on data with repeats, scikit-learn style."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -305,7 +306,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 register(
     BCERegressor,
     fields=(
-        *BCERegressor._get_param_names(),
+        *inspect.signature(BCERegressor).parameters,
         *("fit_", "n_iter_", "loss_curve_", "validation_curve_", "n_units_", "n_features_in_"),
         *("feature_names_in_", "_units", "_y_is_vector"),
     ),

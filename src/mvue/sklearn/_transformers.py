@@ -1,14 +1,17 @@
 """The transformers of scikit-learn that may stand in model files, and what they do, in JAX.
 
-Each is saved as its parameters and fitted attributes, without a pickle. What is loaded is the
-object of scikit-learn again.
+Each is saved as its parameters and its public fitted attributes, without a pickle. What is loaded
+is the object of scikit-learn again. Some keep in private what `transform` needs: those are fitted
+to a stand-in, with parameters of ours, before they get the parameters and attributes of the file.
+All sizes are checked before, so that a file cannot ask for more memory than it has itself.
 """
 
 import inspect
 import itertools
 import math
+import warnings
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -26,12 +29,21 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from .._serialise.registry import check_shapes, register
+from sklearn import config_context
+
+from .._serialise.registry import check_shapes, register_built
 from .._training.input_range import InputRange
 
 HIGHEST_DEGREE = 16
 MOST_COLUMNS = 2**24
-OUTPUTS = (None, "default", "pandas", "polars")
+TABLES = ("pandas", "polars")  # kinds of output other than arrays
+SHARED = ("n_features_in_", "feature_names_in_")
+OLDER = frozenset(  # private attributes in files of earlier versions, which are not needed
+    (
+        *("_fit_dtype", "_fill_dtype", "_min_degree", "_max_degree", "_n_out_full", "_gamma"),
+        *("_fit_svd_solver", "_n_features_out"),
+    )
+)
 
 Row = Callable[[Array], Array]
 
@@ -40,7 +52,7 @@ class Known(NamedTuple):
     """What the use of a fitted transformer needs to know about its class."""
 
     fitted: tuple[str, ...]
-    """Attributes beyond the parameters; some may be absent."""
+    """Public attributes beyond the parameters; some may be absent."""
     columns: Callable[[Any], int]
     """How many it returns; raises a ValueError where its attributes do not fit together."""
     in_jax: Callable[[Any], Row]
@@ -51,6 +63,9 @@ class Known(NamedTuple):
     """Whether it shifts and scales each column, and can take that back."""
     trained_on: Callable[[Any], InputRange | None] = lambda _: None
     """Which rows are like those that it was fitted to, where it knows."""
+    stand_in: Callable[[Any], Any] | None = None
+    """Another one, fitted, whose private attributes are those of the one given; None if it has
+    none that matter."""
 
 
 def known(transformer: Any) -> Known | None:
@@ -63,29 +78,70 @@ def constant(values: Any) -> Array:
     return jnp.asarray(np.asarray(values), jnp.result_type(float))
 
 
-def _complete(estimator: Any) -> None:
-    """Check what was loaded, whose constructor has not run."""
-    for name, parameter in inspect.signature(type(estimator)).parameters.items():
-        if name not in vars(estimator):  # another version of scikit-learn had no such parameter
-            setattr(estimator, name, parameter.default)
-    estimator._validate_params()
-    output = getattr(estimator, "_sklearn_output_config", {})
-    if type(output) is not dict or any(kind not in OUTPUTS for kind in output.values()):
+def _taken(transformer: Any) -> dict[str, Any]:
+    """Parameters and public fitted attributes."""
+    there = vars(transformer)
+    names = [name for name in (*SHARED, *KNOWN[type(transformer)].fitted) if name in there]
+    fields = {**transformer.get_params(deep=False), **{name: there[name] for name in names}}
+    table = _table(transformer) if "n_features_in_" in there else None
+    return fields if table is None else {**fields, "output": table}
+
+
+def _table(transformer: Any) -> str | None:
+    """The kind of table that `set_output` asked a fitted one for; None for arrays."""
+    with config_context(transform_output="default"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its columns may have names
+        found = transformer.transform(np.zeros((1, transformer.n_features_in_)))
+    library = type(found).__module__.partition(".")[0]
+    return library if library in TABLES else None
+
+
+def _built(cls: type, fields: dict[str, Any]) -> Any:
+    """One with the parameters and attributes of a file, checked before anything is done."""
+    about = KNOWN[cls]
+    older = fields.get("_sklearn_output_config") or {}
+    output = fields.get("output", older.get("transform"))
+    parameters = {
+        name: fields[name] for name in inspect.signature(cls).parameters if name in fields
+    }
+    _check_parameters(cls, parameters)
+    transformer = cls(**parameters)
+    attributes = {name: fields[name] for name in (*SHARED, *about.fitted) if name in fields}
+    if attributes:
+        _set(transformer, attributes)
+        _check_columns(transformer)
+        about.columns(transformer)
+        if about.stand_in is not None:
+            transformer = about.stand_in(transformer).set_params(**parameters)
+            _set(transformer, attributes)
+    if output not in (None, "default", *TABLES):
         raise ValueError("the kind of output is not one")
-    if not hasattr(estimator, "n_features_in_"):
-        return  # not fitted: a part that was cloned before it was fitted
-    p = estimator.n_features_in_
+    return transformer.set_output(transform=output)
+
+
+def _set(transformer: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(transformer, name, value)
+
+
+def _check_parameters(cls: type, given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        is_switch = type(inspect.signature(cls).parameters[name].default) is bool
+        parts = value if type(value) in (tuple, list) else [value]
+        plain = all(isinstance(part, (int, float, str, np.generic, type(None))) for part in parts)
+        if not plain or (is_switch and not isinstance(value, (bool, np.bool_))):
+            raise ValueError(f"{name} cannot be {value!r}"[:200])
+
+
+def _check_columns(transformer: Any) -> None:
+    p = getattr(transformer, "n_features_in_", None)
     if type(p) is not int or not 0 < p <= MOST_COLUMNS:
         raise ValueError(f"n_features_in_ must be a number of columns, got {p!r}"[:200])
-    names = getattr(estimator, "feature_names_in_", np.empty(p, object))
+    if not hasattr(transformer, "feature_names_in_"):
+        return
+    names = transformer.feature_names_in_
     if not isinstance(names, np.ndarray) or names.dtype != object or names.shape != (p,):
         raise ValueError("feature_names_in_ must have one name for each column")
-
-
-def _check(transformer: Any) -> None:
-    _complete(transformer)
-    if hasattr(transformer, "n_features_in_"):
-        KNOWN[type(transformer)].columns(transformer)
 
 
 def _as_many(t: Any, **needed: bool) -> int:
@@ -113,6 +169,10 @@ def _standard_columns(t: Any) -> int:
 def _minmax_columns(t: Any) -> int:
     if not isinstance(t.n_samples_seen_, (int, np.integer)):
         raise ValueError("n_samples_seen_ must be a number")
+    if len(t.feature_range) != 2 or not all(
+        isinstance(end, (int, float)) for end in t.feature_range
+    ):
+        raise ValueError("feature_range must be two numbers")
     return _as_many(t, min_=True, scale_=True, data_min_=True, data_max_=True)
 
 
@@ -146,9 +206,6 @@ def _imputed_columns(t: Any) -> int:
         raise ValueError("a SimpleImputer can be saved with numbers to fill in only")
     if getattr(t, "indicator_", None) is not None:
         raise ValueError("a SimpleImputer must not have an indicator")
-    for name in ("_fit_dtype", "_fill_dtype"):
-        if not isinstance(getattr(t, name, None), np.dtype) or getattr(t, name).kind != "f":
-            raise ValueError(f"{name} of a SimpleImputer must be that of numbers")
     return int(_kept(t).sum())
 
 
@@ -164,7 +221,7 @@ def _kept(t: Any) -> np.ndarray:
 
 def _imputed(t: Any) -> Row:
     kept = np.flatnonzero(_kept(t))
-    fill = constant(t.statistics_[kept].astype(t._fill_dtype))
+    fill = constant(t.statistics_[kept].astype(np.float64))
     whole = kept.size == t.n_features_in_
 
     def row(x: Array) -> Array:
@@ -172,6 +229,13 @@ def _imputed(t: Any) -> Row:
         return jnp.where(jnp.isnan(x), fill, x)
 
     return row
+
+
+def _imputer(t: Any) -> SimpleImputer:
+    # What it fills in is of the precision of the data that it was fitted to. Constants do not tell.
+    dtype = t.statistics_.dtype if t.statistics_.dtype.kind == "f" else np.float64
+    stand_in = SimpleImputer(strategy="constant", keep_empty_features=True)
+    return stand_in.fit(np.zeros((1, t.n_features_in_), dtype))
 
 
 def _not_imputed(t: Any, values: np.ndarray) -> np.ndarray:
@@ -189,21 +253,22 @@ def _degrees(t: Any) -> tuple[int, int]:
 
 def _polynomial_columns(t: Any) -> int:
     low, high = _degrees(t)
-    count = {
-        start: t._num_combinations(
-            n_features=t.n_features_in_,
-            min_degree=start,
-            max_degree=high,
-            interaction_only=t.interaction_only,
-            include_bias=t.include_bias,
-        )
-        for start in {0, low}
-    }
-    given = [getattr(t, name, None) for name in ("_min_degree", "_max_degree")]
-    sizes = [getattr(t, name, None) for name in ("n_output_features_", "_n_out_full")]
-    if given != [low, high] or sizes != [count[low], count[0]] or count[0] > MOST_COLUMNS:
+    p, count = t.n_features_in_, {}
+    for start in {0, low}:
+        degrees = range(max(start, 1), high + 1)
+        terms = (math.comb(p if t.interaction_only else p + k - 1, k) for k in degrees)
+        count[start] = sum(terms) + bool(t.include_bias)
+    if getattr(t, "n_output_features_", None) != count[low] or count[0] > MOST_COLUMNS:
         raise ValueError("the number of columns is not that of the degree")
     return count[low]
+
+
+def _polynomials(t: Any) -> PolynomialFeatures:
+    degree: Any = _degrees(t)
+    stand_in = PolynomialFeatures(
+        degree, interaction_only=bool(t.interaction_only), include_bias=bool(t.include_bias)
+    )
+    return stand_in.fit(np.broadcast_to(0.0, (1, t.n_features_in_)))
 
 
 def _polynomial(t: Any) -> Row:
@@ -243,7 +308,7 @@ def _components(t: Any) -> Row:
 
 
 def _wave_columns(t: Any) -> int:
-    k = t.n_components
+    k = int(t.n_components)
     check_shapes(t, random_weights_=(t.n_features_in_, k), random_offset_=(k,))
     return k
 
@@ -261,6 +326,11 @@ def _kernel_columns(t: Any) -> int:
     k = len(components) if isinstance(components, np.ndarray) and components.ndim else 0
     check_shapes(t, components_=(k, t.n_features_in_), normalization_=(k, k))
     return k
+
+
+def _nystroem(t: Any) -> Nystroem:
+    k = len(t.components_)
+    return Nystroem(n_components=k, random_state=0).fit(np.zeros((k, 1)))
 
 
 def _kernels(t: Any) -> Row:
@@ -316,45 +386,52 @@ KNOWN: dict[type, Known] = {
         is_affine=True,
     ),
     SimpleImputer: Known(
-        ("statistics_", "indicator_", "_fit_dtype", "_fill_dtype"),
+        ("statistics_", "indicator_"),
         _imputed_columns,
         _imputed,
         _not_imputed,
+        stand_in=_imputer,
     ),
     PolynomialFeatures: Known(
-        ("n_output_features_", "_min_degree", "_max_degree", "_n_out_full"),
+        ("n_output_features_",),
         _polynomial_columns,
         _polynomial,
         _not_polynomial,
+        stand_in=_polynomials,
     ),
     PCA: Known(
         (
             *("components_", "explained_variance_", "explained_variance_ratio_", "n_components_"),
-            *("singular_values_", "mean_", "n_samples_", "noise_variance_", "_fit_svd_solver"),
+            *("singular_values_", "mean_", "n_samples_", "noise_variance_"),
         ),
         _component_columns,
         _components,
         _taken_back,
     ),
     RBFSampler: Known(
-        ("random_weights_", "random_offset_", "_gamma", "_n_features_out"),
+        ("random_weights_", "random_offset_"),
         _wave_columns,
         _waves,
         lambda *_: None,
+        stand_in=lambda t: RBFSampler(n_components=len(t.random_offset_)).fit(np.zeros((1, 1))),
     ),
     Nystroem: Known(
-        ("components_", "component_indices_", "normalization_", "_n_features_out"),
+        ("components_", "component_indices_", "normalization_"),
         _kernel_columns,
         _kernels,
         lambda t, values: np.resize(t.components_, (len(values), t.n_features_in_)),
+        stand_in=_nystroem,
     ),
 }
 
-SHARED = ("n_features_in_", "feature_names_in_", "_sklearn_output_config")
 for _class, _about in KNOWN.items():
-    register(
+    register_built(
         _class,
         name=f"sklearn.{_class.__name__}",
-        fields=(*inspect.signature(_class).parameters, *SHARED, *_about.fitted),
-        check=_check,
+        fields=(
+            *(*inspect.signature(_class).parameters, *SHARED, *_about.fitted, "output"),
+            *("_sklearn_output_config", *OLDER),
+        ),
+        taken=_taken,
+        built=partial(_built, _class),
     )

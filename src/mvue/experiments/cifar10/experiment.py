@@ -11,7 +11,7 @@ from ..._display.pages import Section
 from .._common import Experiment, Findings, Option, OptionError, Run, as_text, estimate_microseconds
 from .labels import HELP, PACKAGED
 from .measures import AVERAGED
-from .runs import VARIANTS, JudgedStudent, Settings, prepare, run_pair
+from .runs import VARIANTS, CIFAR10Settings, JudgedStudent, prepare, run_pair
 from .students import SOFT_LOSSES, TEMPERATURE
 
 MAIN = AVERAGED[0]
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
 
 def body(run: Run) -> Findings:
     """Train pairs of students for every loss, and compare them."""
-    s: Settings = run.settings
+    s: CIFAR10Settings = run.settings
     losses = chosen_losses(run)
     material = prepare(run)
     labels = material.soft_labels.source
@@ -197,7 +197,7 @@ def difference_over_seeds(each: np.ndarray) -> Difference:
     return Difference(each.mean(axis=0), se)
 
 
-def verdict(differences: Mapping[str, Mapping[str, Difference]], s: Settings) -> str:
+def verdict(differences: Mapping[str, Mapping[str, Difference]], s: CIFAR10Settings) -> str:
     """Whether BCE is more accurate with all crops, for every loss."""
     sentences = []
     for loss, ways in differences.items():
@@ -290,7 +290,7 @@ EXPERIMENT = Experiment(
     title="Image classification with soft labels",
     summary="accuracy of distilled students against the number of crops that are averaged",
     presets={
-        "smoke": Settings(
+        "smoke": CIFAR10Settings(
             images=200,
             steps=40,
             test_images=100,
@@ -303,7 +303,7 @@ EXPERIMENT = Experiment(
             unchecked_parts=0,
             held_out=50,
         ),
-        "quick": Settings(
+        "quick": CIFAR10Settings(
             images=10_000,
             steps=600,
             test_images=2_000,
@@ -312,7 +312,7 @@ EXPERIMENT = Experiment(
             repeats=5,
         ),
         # The paper does not say how long it trains.
-        "paper": Settings(
+        "paper": CIFAR10Settings(
             images=49_000,
             steps=2_400,
             test_images=10_000,

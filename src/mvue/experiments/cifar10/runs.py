@@ -46,7 +46,7 @@ VARIANTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class CIFAR10Settings:
     """How large a run is."""
 
     images: int
@@ -113,7 +113,7 @@ class JudgedStudent(NamedTuple):
 
 def prepare(run: Run) -> Material:
     """The images and their soft labels; the preset smoke makes up what is not on this machine."""
-    s: Settings = run.settings
+    s: CIFAR10Settings = run.settings
     smoke, teacher = run.preset == "smoke", run.options["teacher"]
     try:
         data = cifar10(download=not smoke)
@@ -131,7 +131,7 @@ def prepare(run: Run) -> Material:
     return Material(data, labels, source, order[: s.images], order[-s.held_out :])
 
 
-def made_up_images(s: Settings, seed: int) -> CIFAR10:
+def made_up_images(s: CIFAR10Settings, seed: int) -> CIFAR10:
     """Noisy stripes, whose direction and colour tell the class."""
     rng = np.random.default_rng(seed)
     row, column = np.mgrid[:SIDE, :SIDE] / SIDE
@@ -177,7 +177,7 @@ def train(
     key: Array,
 ) -> TrainedStudent:
     """One student, by SGD in equal parts; checkpoints are the ends of the last of them."""
-    s: Settings = run.settings
+    s: CIFAR10Settings = run.settings
     parts = s.checkpoints + s.unchecked_parts
     matched, weight, _ = VARIANTS[variant]
     loss = StudentLoss(kind, matched, weight)
@@ -204,7 +204,9 @@ def train(
     return TrainedStudent(checkpoints, time.perf_counter() - started, loss.describe(s.repeats))
 
 
-def judge(trained: TrainedStudent, material: Material, s: Settings, key: Array) -> JudgedStudent:
+def judge(
+    trained: TrainedStudent, material: Material, s: CIFAR10Settings, key: Array
+) -> JudgedStudent:
     """Accuracy on the test images, bias and variance on training images, by the same crops."""
     data, values = material.data, material.soft_labels.values
     found = [

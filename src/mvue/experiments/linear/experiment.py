@@ -24,7 +24,7 @@ COLOURS = {"MSE": "#0072B2", "bias²": "#D55E00", "variance": "#009E73"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LinearSettings:
     """How large a run is."""
 
     repeats: int
@@ -34,18 +34,18 @@ class Settings:
     unit_repeats: int = 5
     """Measurements of each of them."""
     measurements: int = 10
-    unknowns: int = 4
+    parameters: int = 4
     values: int = 12
 
 
-def build_model(s: Settings, seed: int) -> LinearModel:
+def build_model(s: LinearSettings, seed: int) -> LinearModel:
     """A random H; noise that is correlated between neighbours; parameters of unequal size."""
     rng = np.random.default_rng(seed)
     distance = np.abs(np.subtract.outer(np.arange(s.measurements), np.arange(s.measurements)))
     return LinearModel(
-        H=rng.normal(size=(s.measurements, s.unknowns)) / np.sqrt(s.measurements),
+        H=rng.normal(size=(s.measurements, s.parameters)) / np.sqrt(s.measurements),
         noise_cov=0.5**distance,
-        prior_cov=np.diag(np.geomspace(2.0, 0.2, s.unknowns)),
+        prior_cov=np.diag(np.geomspace(2.0, 0.2, s.parameters)),
     )
 
 
@@ -68,7 +68,7 @@ def label(bias_weight: float) -> str:
 
 def body(run: Run) -> Findings:
     """Theory, Monte Carlo, and estimators fitted to a sample."""
-    s: Settings = run.settings
+    s: LinearSettings = run.settings
     model = build_model(s, run.seed)
     problem = as_problem(model)
     sample_key, assess_key, timing_key, value_key = jr.split(run.key, 4)
@@ -105,8 +105,8 @@ def body(run: Run) -> Findings:
             "theory": {"squared_bias": bias2, "variance": variance, "bmse": bias2 + variance},
             "from_sample": {"squared_bias": sample_bias2, "variance": sample_variance},
         }
-    gauss_markov = float(np.abs(_weight(model, np.inf) @ model.H - np.eye(s.unknowns)).max())
-    sample_gap = float(np.abs(path.coef[-1] @ model.H - np.eye(s.unknowns)).max())
+    gauss_markov = float(np.abs(_weight(model, np.inf) @ model.H - np.eye(s.parameters)).max())
+    sample_gap = float(np.abs(path.coef[-1] @ model.H - np.eye(s.parameters)).max())
     results["wls"]["max_abs_AH_minus_I"] = gauss_markov
     results["wls"]["from_sample"]["max_abs_AH_minus_I"] = sample_gap
     figure = plot_bridge(grid, theory, fitted, report)
@@ -122,7 +122,7 @@ def body(run: Run) -> Findings:
             "One number, the bias weight, leads from LMMSE to weighted least squares. "
             f"Monte Carlo agrees with theory within {worst:.1f} standard errors. At λ = ∞, A H is "
             f"the identity to {gauss_markov:.0e} with a known model, and to {sample_gap:.2g} when "
-            f"fitted to {s.units:,} unknowns measured {s.unit_repeats} times ({path_seconds:.1f} s "
+            f"fitted to {s.units:,} units measured {s.unit_repeats} times ({path_seconds:.1f} s "
             f"for {grid.size} bias weights)."
         ),
         sections=[
@@ -212,9 +212,9 @@ EXPERIMENT = Experiment(
     title="From LMMSE to weighted least squares",
     summary="linear models: MSE, bias² and variance from LMMSE to WLS, theory and Monte Carlo",
     presets={
-        "smoke": Settings(repeats=400, units=500),
-        "quick": Settings(repeats=20_000, units=20_000),
-        "paper": Settings(repeats=200_000, units=200_000),
+        "smoke": LinearSettings(repeats=400, units=500),
+        "quick": LinearSettings(repeats=20_000, units=20_000),
+        "paper": LinearSettings(repeats=200_000, units=200_000),
     },
     body=body,
 )

@@ -28,7 +28,7 @@ MEANING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RegularizationSettings:
     """How large a run is."""
 
     repeats: int
@@ -37,13 +37,13 @@ class Settings:
     """Samples of y that the prior covariance is estimated from."""
     validation: int = 100
     """Measurements with known y that λ and the ridge are chosen on."""
-    unknowns: int = 20
+    parameters: int = 20
     noise_variance: float = 0.01
 
 
-def build_model(s: Settings, rng: np.random.Generator) -> LinearModel:
+def build_model(s: RegularizationSettings, rng: np.random.Generator) -> LinearModel:
     """A random square H and a prior whose variances fall by a factor of 100."""
-    d = s.unknowns
+    d = s.parameters
     basis, _ = np.linalg.qr(rng.normal(size=(d, d)))
     return LinearModel(
         H=rng.normal(size=(d, d)) / np.sqrt(d),
@@ -52,20 +52,20 @@ def build_model(s: Settings, rng: np.random.Generator) -> LinearModel:
     )
 
 
-def repetition(s: Settings, samples: int, rng: np.random.Generator) -> dict[str, Any]:
+def repetition(s: RegularizationSettings, samples: int, rng: np.random.Generator) -> dict[str, Any]:
     """One model, one sample: the weights and choices of all methods."""
     model = build_model(s, rng)
     root, noise_root = np.linalg.cholesky(model.prior_cov), np.sqrt(s.noise_variance)
-    known = rng.normal(size=(samples, s.unknowns)) @ root.T
+    known = rng.normal(size=(samples, s.parameters)) @ root.T
     estimated = known.T @ known / samples
-    y = rng.normal(size=(s.validation, s.unknowns)) @ root.T
+    y = rng.normal(size=(s.validation, s.parameters)) @ root.T
     x = y @ model.H.T + noise_root * rng.normal(size=y.shape)
 
     def bce(bias_weight: float) -> np.ndarray:
         return mvue.linear_bce(model.H, model.noise_cov, estimated, bias_weight).weight
 
     def ridge(factor: float) -> np.ndarray:
-        noise = model.noise_cov + factor * s.noise_variance * np.eye(s.unknowns)
+        noise = model.noise_cov + factor * s.noise_variance * np.eye(s.parameters)
         return mvue.lmmse(model.H, noise, estimated).weight
 
     def choose(family: Callable[[float], np.ndarray]) -> tuple[float, np.ndarray]:
@@ -90,7 +90,7 @@ def repetition(s: Settings, samples: int, rng: np.random.Generator) -> dict[str,
 
 def body(run: Run) -> Findings:
     """Repeat for every sample size and compare exact errors."""
-    s: Settings = run.settings
+    s: RegularizationSettings = run.settings
     mse = np.empty((len(METHODS), len(s.samples), s.repeats))
     choices = np.empty((2, len(s.samples), s.repeats))
     last: dict[str, Any] = {}
@@ -107,9 +107,9 @@ def body(run: Run) -> Findings:
     against_ridge = relative[METHODS.index("ridge")] - relative[METHODS.index("lbce")]
 
     model: LinearModel = last["model"]
-    y = np.random.default_rng(run.seed).normal(size=(12, s.unknowns))
+    y = np.random.default_rng(run.seed).normal(size=(12, s.parameters))
     y = y @ np.linalg.cholesky(model.prior_cov).T
-    x = jr.normal(run.key, (TIMED_BATCH, s.unknowns))
+    x = jr.normal(run.key, (TIMED_BATCH, s.parameters))
     results = {}
     for j, name in enumerate(METHODS):
         weight = jnp.asarray(last["weights"][name])
@@ -128,7 +128,7 @@ def body(run: Run) -> Findings:
     return Findings(
         estimators=results,
         lead=(
-            f"With the prior covariance of {s.unknowns} unknowns estimated from {s.samples[0]} "
+            f"With the prior covariance of {s.parameters} parameters estimated from {s.samples[0]} "
             f"samples, the bias weight lowers the MSE of the LMMSE estimator by {gain:.3f} ± "
             f"{gain_se:.3f} of the oracle's, and that of ridge by {edge:.3f} ± {edge_se:.3f} "
             "(means over repetitions with standard errors)."
@@ -152,7 +152,7 @@ def body(run: Run) -> Findings:
     )
 
 
-def plot_errors(s: Settings, relative: np.ndarray) -> Any:
+def plot_errors(s: RegularizationSettings, relative: np.ndarray) -> Any:
     """MSE over that of the oracle against the number of samples, without far-off WLS."""
     figure = new_figure(7.5, 4.5)
     ax = figure.subplots()
@@ -165,7 +165,9 @@ def plot_errors(s: Settings, relative: np.ndarray) -> Any:
     return figure
 
 
-def error_rows(s: Settings, relative: np.ndarray, choices: np.ndarray) -> list[list[str]]:
+def error_rows(
+    s: RegularizationSettings, relative: np.ndarray, choices: np.ndarray
+) -> list[list[str]]:
     """Mean ± standard deviation of every method, and what was chosen."""
     rows = [["samples", *METHODS[1:], "median λ", "median ridge"]]
     for i, samples in enumerate(s.samples):
@@ -183,9 +185,9 @@ EXPERIMENT = Experiment(
     title="The bias weight as a regulariser",
     summary="prior covariance from few samples: linear BCE against LMMSE and ridge",
     presets={
-        "smoke": Settings(repeats=3, samples=(20, 40)),
-        "quick": Settings(repeats=50),
-        "paper": Settings(repeats=500),
+        "smoke": RegularizationSettings(repeats=3, samples=(20, 40)),
+        "quick": RegularizationSettings(repeats=50),
+        "paper": RegularizationSettings(repeats=500),
     },
     body=body,
 )

@@ -19,7 +19,7 @@ from .methods import (
     CLASSICAL,
     Measures,
     Method,
-    Settings,
+    RSSISettings,
     Table,
     choose,
     load_table,
@@ -47,7 +47,7 @@ PAPER = {"emmse": ("1.5", "0.7"), "bce": ("2.2", "0.4")}
 
 def body(run: Run) -> Findings:
     """Compare all methods on the data, then the estimators of the simulated room."""
-    s: Settings = run.settings
+    s: RSSISettings = run.settings
     table = load_table(run.seed, may_simulate=run.preset == "smoke")  # which tests the files only
     run.say(table.source)
     splits = list(random_splits(table, s, run.seed))
@@ -171,7 +171,7 @@ def compare(
 
 def simulated_room(run: Run) -> tuple[dict[str, Any], Section, list[list[str]]]:
     """A room whose bound is known: the model-driven estimator against the usual ones."""
-    s: Settings = run.settings
+    s: RSSISettings = run.settings
     room = rssi_room()
     fit_key, assess_key, emmse_key, network_key = jr.split(run.key, 4)
     side = round(s.room_places**0.5)
@@ -297,7 +297,7 @@ EXPERIMENT = Experiment(
     title="Indoor localisation from beacon readings",
     summary="real data with repeats, MSE against bias; and a simulated room with a known bound",
     presets={
-        "smoke": Settings(
+        "smoke": RSSISettings(
             splits=2,
             bias_weights=(0.0, 3.0),
             linear_bias_weights=(0.0, 3.0),
@@ -310,8 +310,8 @@ EXPERIMENT = Experiment(
             room_repeats=200,
             room_places=4,
         ),
-        "quick": Settings(splits=20),
-        "paper": Settings(
+        "quick": RSSISettings(splits=20),
+        "paper": RSSISettings(
             splits=20,
             bias_weights=(0.0, 0.3, 1.0, 3.0, 10.0),
             steps=(750, 1_500, 3_000),

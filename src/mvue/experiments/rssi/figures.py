@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..._display.figures import new_figure, share_legend
-from .methods import CLASSICAL, Settings, Table, linear_name, network_name
+from .methods import CLASSICAL, RSSISettings, Table, linear_name, network_name
 
 BLUE, ORANGE, GREY, GREEN = "#0072b2", "#d55e00", "#777777", "#009e73"
 
 
-def plot_trade_off(s: Settings, mean: Mapping[str, np.ndarray]) -> Any:
+def plot_trade_off(s: RSSISettings, mean: Mapping[str, np.ndarray]) -> Any:
     """MSE against squared bias over λ; lower left is better."""
     figure = new_figure(7.5, 5.0)
     ax = figure.subplots()

@@ -34,7 +34,7 @@ MANY = 8  # rows of a location, from which on the paper measures its bias
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RSSISettings:
     """How large a run is."""
 
     splits: int
@@ -119,7 +119,9 @@ def simulated_table(seed: int, reason: str) -> Table:
     return Table(x, y, source, measured=False)
 
 
-def random_splits(table: Table, s: Settings, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def random_splits(
+    table: Table, s: RSSISettings, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Training and test rows, drawn at random as in the paper."""
     for number in range(s.splits):
         order = np.random.default_rng([seed, number]).permutation(len(table.y))
@@ -127,7 +129,7 @@ def random_splits(table: Table, s: Settings, seed: int) -> Iterator[tuple[np.nda
         yield order[held:], order[:held]
 
 
-def time_splits(table: Table, s: Settings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def time_splits(table: Table, s: RSSISettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A stretch of each location is held out at a time: near-copies stay on one side."""
     yield from WithinUnitsBlockSplit(n_splits=s.time_splits).split(table.x, table.y)
 
@@ -143,7 +145,7 @@ def measure(y: np.ndarray, estimates: np.ndarray, many: int = MANY) -> Measures:
 
 
 def network(
-    bias_weight: float, steps: int, s: Settings, x: np.ndarray, y: np.ndarray, seed: int
+    bias_weight: float, steps: int, s: RSSISettings, x: np.ndarray, y: np.ndarray, seed: int
 ) -> TrainedMethod:
     """The paper's network with a penalty."""
     begun = time.perf_counter()
@@ -170,7 +172,7 @@ class Choice(NamedTuple):
     """MSE and squared bias of each λ with its steps."""
 
 
-def choose(table: Table, s: Settings, splits: list[np.ndarray], seed: int) -> Choice:
+def choose(table: Table, s: RSSISettings, splits: list[np.ndarray], seed: int) -> Choice:
     """Steps and λ, on a part of the training rows of a few splits.
 
     The steps of each λ are those of the lowest loss. Of the λ whose MSE is within a fifth of
@@ -203,7 +205,7 @@ def choose(table: Table, s: Settings, splits: list[np.ndarray], seed: int) -> Ch
     return Choice(chosen, best, {lam: (float(m), float(b)) for lam, (m, b) in held.items()})
 
 
-def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, TrainedMethod]:
+def linear(s: RSSISettings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, TrainedMethod]:
     """Linear BCE on random Fourier features: one pass over the data for all λ."""
     begun = time.perf_counter()
     features = make_pipeline(
@@ -223,7 +225,7 @@ def linear(s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> dict[str, Tr
     return found
 
 
-def classical(name: str, s: Settings, x: np.ndarray, y: np.ndarray, seed: int) -> TrainedMethod:
+def classical(name: str, s: RSSISettings, x: np.ndarray, y: np.ndarray, seed: int) -> TrainedMethod:
     """What scikit-learn offers."""
     models: dict[str, Any] = {
         "ridge": make_pipeline(StandardScaler(), RidgeCV(np.geomspace(1e-2, 1e3, 11))),
@@ -241,7 +243,7 @@ CLASSICAL = ("ridge", "knn", "random_forest")
 Method = Callable[[np.ndarray, np.ndarray, int], dict[str, TrainedMethod]]
 
 
-def methods_of(s: Settings, steps: dict[float, int]) -> list[Method]:
+def methods_of(s: RSSISettings, steps: dict[float, int]) -> list[Method]:
     """All methods; some give several estimators at once."""
     networks: list[Method] = [
         lambda x, y, seed, lam=lam: {network_name(lam): network(lam, steps[lam], s, x, y, seed)}

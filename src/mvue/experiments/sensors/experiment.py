@@ -13,15 +13,15 @@ from ..._display.figures import draw_series, new_figure, share_legend
 from ..._display.pages import Section
 from .._common import TIMED_BATCH, Experiment, Findings, Run, as_text, costs
 from .networks import Curve, Networks, Theory, joined, unstacked
-from .problems import SCENES, Scene, Settings
+from .problems import SCENES, Scene, SensorsSettings
 
 BIASED = 0.1  # |bias| in standard deviations from which an estimator is called biased
 
 NOTES = (
     "The paper states the theorem and shows no experiment with sensors; this is its measurement.",
-    "Every sensor has measurements of its own of the same unknown. The MSE of M sensors is that of "
+    "Every sensor has measurements of its own of the same unit. The MSE of M sensors is that of "
     "the plain average of their simulated estimates. It is in units of the Cramér-Rao bound of one "
-    "sensor, summed over the unknowns, so that different unknowns can be averaged.",
+    "sensor, summed over the parameters, so that different ones can be averaged.",
     "A network of the largest size also makes as many networks of M sensors as fit into it. "
     "Standard errors are over the largest networks, which are independent.",
     "Theory is bias² + variance / M, from a separate measurement of one sensor's bias and variance "
@@ -35,9 +35,9 @@ NOTES = (
     "whole range, which takes off the bias that training leaves. emmse is trained on the paper's "
     "prior.",
     "Covariance: bce is the masked sample covariance, which is unbiased, with a correction that is "
-    "trained with λ up to 10 000. It and emmse are trained on unknowns between 0 and 1 and judged "
-    "between 0.1 and 0.9.",
-    "No estimator is adapted to the unknowns at which it is judged.",
+    "trained with λ up to 10 000. It and emmse are trained on parameters between 0 and 1 and "
+    "judged between 0.1 and 0.9.",
+    "No estimator is adapted to the values at which it is judged.",
 )
 
 
@@ -73,7 +73,7 @@ def body(run: Run) -> Findings:
 READING = (
     "Points are measured, with bands of two standard errors to each side; dotted lines are bias² + "
     "variance / M. The dashed black line is the bound for all measurements together. First panel: "
-    "every network has an unknown of its own from the prior; the others: fixed unknowns."
+    "every network has a parameter of its own from the prior; the others: fixed values."
 )
 SLOPES = (
     "Slope of log MSE against log M, from 10 sensors on, ± standard error; -1 is an average "
@@ -104,7 +104,7 @@ class Fused:
 
 def fuse(run: Run, scene: Scene, index: int) -> Fused:
     """Measure one sensor, and networks of them, at fixed parameters and over the prior."""
-    s: Settings = run.settings
+    s: SensorsSettings = run.settings
     few = s.mle_networks[scene.name]
     keys = jr.split(jr.fold_in(run.key, 10 + index), 5)
     prior = unstacked(jax.vmap(scene.problem.sample_prior)(jr.split(keys[0], s.prior_networks)))
@@ -164,7 +164,7 @@ def plot(found: Fused) -> Any:
         sizes = curves[names[0]].sizes
         ax.plot(sizes, 1 / sizes, "k--", linewidth=1.2, label="CRB")
         ax.set(
-            title="unknowns from the prior" if place == PRIOR else place,
+            title="parameters from the prior" if place == PRIOR else place,
             xlabel="sensors M",
             ylabel="MSE / bound of one sensor",
             xscale="log",
@@ -179,7 +179,7 @@ def plot(found: Fused) -> Any:
 
 def headline_rows(found: dict[str, Fused]) -> list[list[str]]:
     """Slope, bias and final error of every estimator at every place."""
-    rows = [["problem", "unknown", "estimator", "slope", "bias²/variance"]]
+    rows = [["problem", "parameter", "estimator", "slope", "bias²/variance"]]
     rows[0] += ["sensors", "MSE / all-data bound"]
     for problem, one in found.items():
         for place, curves in one.curves.items():
@@ -204,7 +204,7 @@ def headline_rows(found: dict[str, Fused]) -> list[list[str]]:
 
 def ratio_rows(found: dict[str, Fused]) -> list[list[str]]:
     """MSE of the largest networks, bce over emmse."""
-    rows = [["problem", "unknown", "|bias|/sd of emmse", "MSE of bce / MSE of emmse"]]
+    rows = [["problem", "parameter", "|bias|/sd of emmse", "MSE of bce / MSE of emmse"]]
     for problem, one in found.items():
         for place, curves in one.curves.items():
             ratio, error = curves["bce"].last_over(curves["emmse"])
@@ -237,7 +237,7 @@ EXPERIMENT = Experiment(
     title="Averaging sensors without bias",
     summary="networks of up to 10 000 sensors: averages of EMMSE and BCE against all data at once",
     presets={
-        "smoke": Settings(
+        "smoke": SensorsSettings(
             snr_steps=12,
             refit_units=4_000,
             polynomials=3,
@@ -249,7 +249,7 @@ EXPERIMENT = Experiment(
             repeats=2_000,
             problems=("snr",),
         ),
-        "quick": Settings(
+        "quick": SensorsSettings(
             snr_steps=2_000,
             refit_units=1_000_000,
             polynomials=8,
@@ -260,7 +260,7 @@ EXPERIMENT = Experiment(
             mle_networks={"snr": 8, "covariance": 2},
             repeats=500_000,
         ),
-        "paper": Settings(
+        "paper": SensorsSettings(
             snr_steps=20_000,
             refit_units=4_000_000,
             polynomials=8,

@@ -23,7 +23,7 @@ COVARIANCE_BIAS_WEIGHTS = (100.0, 10_000.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SensorsSettings:
     """How large a run is."""
 
     snr_steps: int
@@ -69,7 +69,7 @@ class Scene:
 
 def snr_scene(run: Run) -> Scene:
     """The SNR of binary symbols, from 50 samples in each sensor."""
-    s: Settings = run.settings
+    s: SensorsSettings = run.settings
     quick = single_sensor.EXPERIMENT.presets["quick"]
     alone = dataclasses.replace(quick, steps=s.snr_steps, paper_steps=s.snr_steps)
     problem = snr()
@@ -124,7 +124,7 @@ def functions_of(
 
 def covariance_scene(run: Run) -> Scene:
     """A 5 by 5 covariance with nine parameters, from 200 samples in each sensor."""
-    s: Settings = run.settings
+    s: SensorsSettings = run.settings
     structure = structured_covariance()
     training = structure.problem
     network_key, emmse_key, bce_key = jr.split(jr.fold_in(run.key, 2), 3)
@@ -157,10 +157,10 @@ def covariance_scene(run: Run) -> Scene:
     )
     return Scene(
         name="covariance",
-        title="covariance with nine unknowns, 200 samples in each sensor",
+        title="covariance with nine parameters, 200 samples in each sensor",
         problem=judged.problem,
         values=jnp.stack([jnp.full(structure.d, value) for value in COVARIANCE_VALUES]),
-        labels=tuple(f"all unknowns {value:g}" for value in COVARIANCE_VALUES),
+        labels=tuple(f"all parameters {value:g}" for value in COVARIANCE_VALUES),
         estimators={
             "emmse": emmse.estimator,
             "masked_sample_covariance": structure.masked,

@@ -64,7 +64,7 @@ WITHOUT_MLE = ("binomial-odds",)
 """With all successes the estimate is infinite, so that it has neither bias nor variance."""
 
 READING = (
-    "Every number is the worst over nine values that span the range of the unknown, both ends "
+    "Every number is the worst over nine values that span the range of the parameter, both ends "
     "included, with its standard error. Bias is in standard deviations of the best unbiased "
     "estimator (exact where known). MSE/MVUE is the smallest … largest ratio to the measured MSE "
     "of that estimator on the same measurements, not to its exact variance: some of them have "
@@ -74,19 +74,19 @@ READING = (
     "shows by how much. Lines that leave the right panel of the figure go on beyond it.",
 )
 DRAWN = (
-    "bce draws its unknowns as fit does by default: evenly, over a range wider than the one of "
+    "bce draws its parameters as fit does by default: evenly, over a range wider than the one of "
     "interest, decided by a survey of the problem. Of the prior this range keeps only the support, "
     "so a second prior would hardly change it.",
-    "bce_second therefore draws one half of its unknowns from the second prior itself (log-uniform "
-    "for positive parameters, leaning to the low end for others), the other half as bce does, so "
-    "that the range beyond the ends remains covered.",
+    "bce_second therefore draws one half of its parameters from the second prior itself "
+    "(log-uniform for positive parameters, leaning to the low end for others), the other half as "
+    "bce does, so that the range beyond the ends remains covered.",
     "emmse and emmse_second draw from the first and the second prior, with the same networks.",
     "mle is sought where the model makes sense, not within the prior's range.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class TextbookSettings:
     """How large a run is."""
 
     problems: tuple[str, ...] | str
@@ -117,7 +117,7 @@ class Mixture:
 
 def train(run: Run, entry: Textbook) -> dict[str, mvue.Fit]:
     """The four learned estimators of one problem."""
-    s: Settings = run.settings
+    s: TextbookSettings = run.settings
     first, second = entry.problem, entry.with_prior().problem
     common: dict[str, Any] = {} if s.steps == "default" else {"steps": s.steps}
     unbiased: dict[str, Any] = {"loss": mvue.bce()}
@@ -209,7 +209,7 @@ def key_of(run: Run, entry: Textbook, purpose: str) -> Array:
 
 def body(run: Run) -> Findings:
     """Train, assess, and tell."""
-    s: Settings = run.settings
+    s: TextbookSettings = run.settings
     if isinstance(s.problems, str):
         entries = [entry for entry in textbook().values() if entry.core]
     else:
@@ -265,7 +265,7 @@ def body(run: Run) -> Findings:
 def problem_rows(problems: list[JudgedProblem]) -> list[list[str]]:
     """What each problem is."""
     return [
-        ["problem", "kind", "unknown"],
+        ["problem", "kind", "parameter"],
         *([one.entry.name, one.entry.kind, one.entry.title] for one in problems),
     ]
 
@@ -305,9 +305,11 @@ EXPERIMENT = Experiment(
     title="Textbook problems under two priors",
     summary="textbook problems under two priors: MLE, EMMSE and BCE against the exact MVUE",
     presets={
-        "smoke": Settings(("uniform-maximum", "bernoulli-variance"), 500, steps=20, width=16),
-        "quick": Settings(QUICK, 40_000),
-        "paper": Settings("core", 100_000),
+        "smoke": TextbookSettings(
+            ("uniform-maximum", "bernoulli-variance"), 500, steps=20, width=16
+        ),
+        "quick": TextbookSettings(QUICK, 40_000),
+        "paper": TextbookSettings("core", 100_000),
     },
     body=body,
 )

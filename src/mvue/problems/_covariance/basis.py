@@ -77,7 +77,7 @@ def check_basis(basis: Any) -> np.ndarray:
     basis = _real("basis", basis)
     if basis.ndim != 3 or basis.shape[1] != basis.shape[2] or not basis.size:
         raise ValueError(
-            f"basis must have shape (d, p, p), one matrix for each unknown, got {basis.shape}"
+            f"basis must have shape (d, p, p), one matrix for each parameter, got {basis.shape}"
         )
     _check_symmetric("basis", basis)
     d = len(basis)
@@ -85,7 +85,7 @@ def check_basis(basis: Any) -> np.ndarray:
     if rank < d:
         raise ValueError(
             f"basis must be linearly independent, but its {d} matrices span only {rank} "
-            "dimensions: the unknowns cannot be told apart; leave some matrices out"
+            "dimensions: the parameters cannot be told apart; leave some matrices out"
         )
     return basis
 

@@ -133,7 +133,7 @@ class StructuredCovariance(LinearCovariance):
     def __repr__(self) -> str:
         kind = "their covariance" if self.statistic else "the samples"
         return (
-            f"StructuredCovariance({self.d} unknowns, {self.p} x {self.p}; {self.n} samples, "
+            f"StructuredCovariance({self.d} parameters, {self.p} x {self.p}; {self.n} samples, "
             f"of which {kind} is measured)"
         )
 

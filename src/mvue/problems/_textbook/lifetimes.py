@@ -22,7 +22,7 @@ def exponential_mean(n: int = 8) -> Textbook:
         "exponential-mean",
         "mean of exponential waiting times",
         MEAN,
-        unknown="mean",
+        parameter="mean",
         simulate=lambda key, mean: mean * jr.exponential(key, (n,)),
         log_likelihood=lambda mean, x: -n * jnp.log(mean) - jnp.sum(x) / mean,
         mvue=jnp.mean,
@@ -40,7 +40,7 @@ def exponential_rate(n: int = 8) -> Textbook:
         "exponential-rate",
         "rate of exponential waiting times",
         RATE,
-        unknown="rate",
+        parameter="rate",
         simulate=lambda key, rate: jr.exponential(key, (n,)) / rate,
         log_likelihood=lambda rate, x: n * jnp.log(rate) - rate * jnp.sum(x),
         mvue=lambda x: (n - 1) / jnp.sum(x),
@@ -74,7 +74,7 @@ def exponential_survival(n: int = 8) -> Textbook:
         "exponential-survival",
         "probability that an exponential waiting time exceeds 1/2",
         RATE,
-        unknown="survival",
+        parameter="survival",
         target=lambda rate: jnp.exp(-rate * time),
         simulate=lambda key, rate: jr.exponential(key, (n,)) / rate,
         log_likelihood=lambda rate, x: n * jnp.log(rate) - rate * jnp.sum(x),
@@ -120,7 +120,7 @@ def _shifted_exponential(
     n: int, name: str, title: str, parameters: tuple[str, str], **details: object
 ) -> Textbook:
     spans = {"location": Span(-1.0, 1.0), "scale": Span(0.5, 2.0)}
-    unknown = parameters[-1]
+    parameter = parameters[-1]
 
     def log_likelihood(t: Theta, x: Array) -> Array:
         inside = jnp.min(x) >= t["location"]
@@ -131,8 +131,8 @@ def _shifted_exponential(
         name,
         title,
         {parameter: spans[parameter] for parameter in parameters},
-        unknown=unknown,
-        target=lambda theta: theta[unknown],
+        parameter=parameter,
+        target=lambda theta: theta[parameter],
         simulate=lambda key, t: t["location"] + t["scale"] * jr.exponential(key, (n,)),
         log_likelihood=log_likelihood,
         kind="irregular",
@@ -158,7 +158,7 @@ def exponential_censored(n: int = 8) -> Textbook:
         "exponential-censored",
         f"mean life from the first {r} failures of {n}, exponential lives",
         MEAN,
-        unknown="mean",
+        parameter="mean",
         simulate=simulate,
         log_likelihood=lambda mean, x: log_orders - r * jnp.log(mean) - total(x) / mean,
         exchangeable=False,
@@ -177,7 +177,7 @@ def laplace_scale(n: int = 8) -> Textbook:
         "laplace-scale",
         "scale of a Laplace sample, location 0",
         Span(0.5, 4.0),
-        unknown="scale",
+        parameter="scale",
         likelihood=lambda scale: dist.Laplace(0.0, scale).expand((n,)),
         mvue=lambda x: jnp.mean(jnp.abs(x)),
         variance=lambda scale: scale**2 / n,
@@ -198,7 +198,7 @@ def gamma_scale(n: int = 8) -> Textbook:
         "gamma-scale",
         "scale of a gamma sample of shape 3",
         Span(0.5, 4.0),
-        unknown="scale",
+        parameter="scale",
         simulate=lambda key, scale: scale * _gamma(key, n),
         log_likelihood=lambda scale, x: jnp.sum(dist.Gamma(k, 1 / scale).log_prob(x)),
         mvue=lambda x: jnp.mean(x) / k,
@@ -217,7 +217,7 @@ def gamma_rate(n: int = 8) -> Textbook:
         "gamma-rate",
         "rate of a gamma sample of shape 3",
         RATE,
-        unknown="rate",
+        parameter="rate",
         simulate=lambda key, rate: _gamma(key, n) / rate,
         log_likelihood=lambda rate, x: jnp.sum(dist.Gamma(k, rate).log_prob(x)),
         mvue=lambda x: (n * k - 1) / jnp.sum(x),
@@ -243,7 +243,7 @@ def uniform_maximum(n: int = 8) -> Textbook:
         "uniform-maximum",
         "upper end of a uniform sample that starts at 0",
         Span(0.5, 5.0),
-        unknown="maximum",
+        parameter="maximum",
         simulate=lambda key, high: high * jr.uniform(key, (n,)),
         log_likelihood=log_likelihood,
         mvue=lambda x: (n + 1) / n * jnp.max(x),
@@ -291,7 +291,7 @@ def _inverse_gaussian(
     n: int, name: str, title: str, parameters: tuple[str, str], **details: object
 ) -> Textbook:
     spans = {"mean": Span(0.5, 3.0), "dispersion": Span(0.1, 1.0)}
-    unknown = parameters[-1]
+    parameter = parameters[-1]
 
     def simulate(key: Key, t: Theta) -> Array:
         # Michael, Schucany and Haas: the smaller of two roots, or the larger with the rest of the
@@ -310,8 +310,8 @@ def _inverse_gaussian(
         name,
         title,
         {parameter: spans[parameter] for parameter in parameters},
-        unknown=unknown,
-        target=lambda theta: theta[unknown],
+        parameter=parameter,
+        target=lambda theta: theta[parameter],
         simulate=simulate,
         log_likelihood=log_likelihood,
         **details,  # pyright: ignore[reportArgumentType]

@@ -141,7 +141,7 @@ def make(
     title: str,
     spans: Span | Mapping[str, Span],
     *,
-    unknown: str,
+    parameter: str,
     notes: str,
     likelihood: Callable[[Theta], Any] | None = None,
     simulate: Callable[[Key, Theta], Measurement] | None = None,
@@ -177,7 +177,7 @@ def make(
         simulate=simulate,
         log_likelihood=log_likelihood,
         target=target,
-        names=names or (unknown,),
+        names=names or (parameter,),
         exchangeable=exchangeable,
         crb=None if crb is None else lambda theta: _matrix(crb(theta)),
     )
