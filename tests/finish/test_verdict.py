@@ -70,7 +70,8 @@ def test_what_the_data_do_not_tell_is_named(key):
     seen = mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
     found = verdict(lambda x: jnp.full(2, jnp.sqrt(jnp.mean(x))), problem, seen, key)
     assert found.judgement is Judgement.POOR
-    assert "next to nothing about a, b" in str(found)
+    assert "estimates do not follow a, b" in str(found)
+    assert "a target that the data identify" in str(found)
 
 
 def test_a_poor_fit_warns_and_prints_its_verdict(problem, key):

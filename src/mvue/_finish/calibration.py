@@ -21,7 +21,14 @@ from jaxtyping import Array, Float, PyTree
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Estimator, Key, Measurement, Theta
-from .._numerics.polynomials import Layer, layer_values, layers_of, legendre
+from .._numerics.polynomials import (
+    Layer,
+    layer_values,
+    layers_of,
+    legendre,
+    ripple_values,
+    ripples_of,
+)
 from .._recipe.baseline import extended_interp
 from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
@@ -47,6 +54,8 @@ class Calibration(Frozen):
     """The degree of each polynomial in each of the coordinates: y, then nuisance parameters."""
     layers: tuple[Layer, ...] = eqx.field(static=True)
     """At the ends of the coordinates."""
+    ripples: tuple[tuple[int, int], ...] = eqx.field(static=True)
+    """Coordinates of wide ranges and cycles within them."""
 
     def __call__(
         self, estimate: Float[Array, " d"], nuisances: Float[Array, " k"]
@@ -67,8 +76,12 @@ class Calibration(Frozen):
         size = jax.vmap(lambda value, slope: jnp.interp(value, grid, slope))(
             jnp.clip(place, -1.0, 1.0), slopes
         )
-        features = jnp.concatenate([_polynomials(at, self.powers), layer_values(at, self.layers)])
-        return features, size
+        parts = (
+            _polynomials(at, self.powers),
+            layer_values(at, self.layers),
+            ripple_values(at, self.ripples),
+        )
+        return jnp.concatenate(parts), size
 
 
 @register(name="mvue.Calibrated")
@@ -137,9 +150,11 @@ def calibrate(
     ).shape[0]
     powers = _powers(d, nuisances, settings)
     scale = np.asarray(tables[0], np.float64)
-    layers = layers_of((scale[:, -1] - scale[:, 0]).tolist(), settings.most_layers)
-    terms = len(powers) + len(layers)
-    unfitted = Calibration(*tables, jnp.zeros((d, terms)), powers, layers)
+    widths = (scale[:, -1] - scale[:, 0]).tolist()
+    layers = layers_of(widths, settings.most_layers)
+    ripples = ripples_of(widths, settings.most_ripples)
+    terms = len(powers) + len(layers) + 2 * len(ripples)
+    unfitted = Calibration(*tables, jnp.zeros((d, terms)), powers, layers, ripples)
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     wide = max(numbers, d * terms)
     repeats = settings.repeats
@@ -219,7 +234,7 @@ def calibrate(
             estimator, "none: smooth functions of the estimate do not lower its bias further"
         )
     kept = jnp.asarray(np.where(helps[:, None], coefficients, 0.0), tables[0].dtype)
-    calibration = Calibration(*tables, kept, powers, layers)
+    calibration = Calibration(*tables, kept, powers, layers, ripples)
     rms = np.sqrt(np.maximum(mean[0], 0))
     worst = int(np.argmax(np.where(helps, rms[0], -1)))
     note = (

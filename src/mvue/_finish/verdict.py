@@ -134,7 +134,7 @@ def judge(
         (),
         (),
     )
-    return _judged(verdict, problem, survey, settings)
+    return _judged(verdict, found.bias * unit, problem, survey, settings)
 
 
 def _values(survey: Survey, count: int, key: Key) -> Theta:
@@ -210,7 +210,11 @@ def _errors(
 
 
 def _judged(
-    verdict: Verdict, problem: Problem, survey: Survey, settings: VerdictSettings
+    verdict: Verdict,
+    found_bias: np.ndarray,
+    problem: Problem,
+    survey: Survey,
+    settings: VerdictSettings,
 ) -> Verdict:
     """The verdict with its words."""
     names = problem.names or tuple(f"y[{j}]" for j in range(verdict.y.shape[1]))
@@ -225,6 +229,12 @@ def _judged(
     if hidden:
         reasons.append(
             f"the data tell next to nothing about {', '.join(hidden)} within the range of interest"
+        )
+    lost = _not_followed(verdict, found_bias, settings)
+    if lost.any():
+        reasons.append(
+            f"estimates do not follow {', '.join(names[j] for j in np.flatnonzero(lost))}: the "
+            "data may not tell it apart from other parameters"
         )
     sure = size - SURE * se
     biased = sure > settings.poor_bias
@@ -259,7 +269,7 @@ def _judged(
                 "the error is no larger than expected: perhaps no unbiased estimator of bounded "
                 "variance exists there, and this bias is what is left"
             )
-    if hidden:
+    if hidden or lost.any():
         advice += ["a target that the data identify", "a prior that fixes the rest"]
     fair = (size - SURE * se > settings.fair_bias).any() or (middle > settings.fair_error).any()
     judgement = Judgement.POOR if reasons else Judgement.FAIR if fair else Judgement.GOOD
@@ -269,6 +279,14 @@ def _judged(
         reasons=tuple(reasons),
         advice=tuple(dict.fromkeys(advice)) if reasons else (),
     )
+
+
+def _not_followed(verdict: Verdict, bias: np.ndarray, settings: VerdictSettings) -> np.ndarray:
+    """Components whose bias, (K, d), is a good part of their range: of chance, or no signal."""
+    spread = verdict.y.std(axis=0)
+    beyond_chance = np.abs(verdict.bias_over_sd) > SURE * verdict.bias_over_sd_se
+    size = np.sqrt(np.nanmean(np.where(beyond_chance, bias, 0.0) ** 2, axis=0))
+    return size > settings.not_followed * spread
 
 
 def _unidentified(problem: Problem, survey: Survey, settings: VerdictSettings) -> list[str]:

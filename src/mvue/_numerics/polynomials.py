@@ -1,7 +1,8 @@
-"""Smooth functions on the cube -1 … 1: Legendre polynomials, and layers at its faces.
+"""Smooth functions on the cube -1 … 1: Legendre polynomials, ripples, and layers at its faces.
 
-A bias is a smooth function of the parameter, except near the ends of what was trained on: there it
-changes within a few standard deviations, which of a wide range no polynomial follows.
+A bias is a smooth function of the parameter. Of a range that is hundreds of standard deviations
+wide, it may change within a few dozen of them, and near the ends of what was trained on within a
+few: polynomials of a low degree follow neither.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float
 
 LAYERS = (1.0, 3.0, 9.0)  # standard deviations
 NARROW = 16.0  # layers of a range so many times as wide; a narrower one is left to polynomials
+
+RIPPLE = 16.0  # standard deviations of the shortest cycle
 
 Layer = tuple[int, int, float]
 """A coordinate, its end (-1 or 1), and the depth of the layer in half ranges."""
@@ -38,6 +41,26 @@ def layers_of(widths: Sequence[float], most: int) -> tuple[Layer, ...]:
         for end in (-1, 1)
     ]
     return tuple(found[:most])
+
+
+def ripples_of(widths: Sequence[float], most: int) -> tuple[tuple[int, int], ...]:
+    """Coordinates and numbers of half cycles of sines and cosines, of ranges that are wide."""
+    wide = [k for k, width in enumerate(widths) if width >= 4 * RIPPLE]
+    found = [
+        (k, cycles) for cycles in range(1, most + 1) for k in wide if cycles <= widths[k] / RIPPLE
+    ]
+    return tuple(found[: most // 2])
+
+
+def ripple_values(
+    at: Float[Array, " k"], ripples: tuple[tuple[int, int], ...]
+) -> Float[Array, " r"]:
+    """Sines and cosines of the coordinates."""
+    if not ripples:
+        return jnp.zeros(0, at.dtype)
+    coordinate, cycles = (np.array(column) for column in zip(*ripples, strict=True))
+    phase = jnp.pi * cycles * at[coordinate]
+    return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)])
 
 
 def layer_values(at: Float[Array, " k"], layers: tuple[Layer, ...]) -> Float[Array, " l"]:

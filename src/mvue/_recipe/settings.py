@@ -162,9 +162,11 @@ class ScheduleSettings(Settings):
     bias_weights: tuple[float, float] = setting(DEFAULT_BIAS_WEIGHTS)
     """λ at the start and at the end, where the loss leaves it open: small enough to learn quickly,
     then large enough to unbias."""
-    robust: float = setting(0.4, least=0.0, most=1.0)
+    robust: float = setting(0.5, least=0.0, most=1.0)
     """Share of the steps in which stages of learned Fisher scoring learn by a robust loss, that of
     all stages and of nuisance parameters, too: while errors are large, squares say little."""
+    robust_scale: float = setting(1.0)
+    """Standard deviations from which on errors count less than their squares."""
     robust_fades: float = setting(0.1, most=1.0)
     """Share of the steps in which the robust loss then gives way."""
     nuisance_weight: float = setting(0.3, least=0.0)
@@ -173,6 +175,8 @@ class ScheduleSettings(Settings):
     """The peak of the default optimizer."""
     scoring_rate: float = setting(2e-3)
     """The same for stages of learned Fisher scoring."""
+    fine_rate: float = setting(0.15, most=1.0)
+    """Share of it that is left once the robust loss gives way to the penalty."""
     warm_up: float = setting(0.01, least=0.0, most=1.0)
     """Share of the steps in which the learning rate rises to its peak."""
     averaged: float = setting(0.15, least=0.0)
@@ -218,6 +222,8 @@ class CalibrationSettings(Settings):
     """How many polynomials there are at most."""
     most_layers: int = setting(24, least=0)
     """How many layers at the ends."""
+    most_ripples: int = setting(48, least=0)
+    """How many sines and cosines of parameters whose range is wide."""
     ridge: float = setting(1e-5)
     """Share of the strongest direction below which nothing is corrected."""
     largest_error: float = setting(100.0)
@@ -251,6 +257,8 @@ class VerdictSettings(Settings):
     unidentified: float = setting(0.5)
     """Share of the range of a parameter that a standard deviation is, where the data tell next to
     nothing about it."""
+    not_followed: float = setting(0.25)
+    """Share of the spread of a parameter that the bias is, where estimates do not follow it."""
     looked_at: int = setting(64)
     """Units whose expected error tells that."""
 

@@ -8,7 +8,7 @@ interest by a few units, because data that look like the end also come from beyo
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -34,9 +34,6 @@ from ..nn._measurements import flatten
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
-
-OwnFunctions = Callable[[Measurement], Any] | Sequence[Callable[[Measurement], Any]] | None
-"""What a user gives as summaries: a function of one measurement, several, or none."""
 
 LARGEST_PILOT = 2**26  # numbers simulated at first
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
@@ -122,7 +119,7 @@ def survey(
     *,
     key: Key,
     recipe: Recipe | None = None,
-    summaries: OwnFunctions = None,
+    summaries: Any = None,
 ) -> Survey:
     """Look at a problem by simulation and decide where to train and how to weight errors.
 
@@ -203,16 +200,17 @@ def _compressed(
     return summary
 
 
-def checked_summaries(summaries: OwnFunctions) -> tuple[Callable[[Measurement], Any], ...]:
+def checked_summaries(summaries: Any) -> tuple[Callable[[Measurement], Any], ...]:
     """The functions that a user gave as a tuple."""
-    given = () if summaries is None else summaries
-    given = (given,) if callable(given) else tuple(given)
-    for function in given:
-        if not callable(function):
-            raise TypeError(
-                f"summaries must be a function of one measurement, or several, got {function!r}"
-            )
-    return given
+    given = () if summaries is None else (summaries,) if callable(summaries) else summaries
+    wrong = [] if isinstance(given, Iterable) else [given]
+    found = () if wrong else tuple(given)
+    wrong += [function for function in found if not callable(function)]
+    if wrong:
+        raise TypeError(
+            f"summaries must be a function of one measurement, or several, got {wrong[0]!r}"
+        )
+    return found
 
 
 def _check_own(

@@ -119,7 +119,7 @@ class OrderedStatistics(eqx.Module):
         down, right = ([k for k in far if k < side] for side in shape)
         return [*near, *((k, 0) for k in down), *((0, k) for k in right)]
 
-    def _sizes(self, values: Float[Array, "n c"]) -> list[Array]:
+    def _sizes(self, values: Array) -> list[Array]:
         """How absolute values go together with those before."""
         size = jnp.abs(values - jnp.mean(values, axis=0, keepdims=True))
         centred = size - jnp.mean(size, axis=0, keepdims=True)

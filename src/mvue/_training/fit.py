@@ -27,7 +27,7 @@ from .._recipe.baseline import unit_tables
 from .._recipe.description import describe_estimator
 from .._recipe.network import default_network
 from .._recipe.settings import Recipe, checked_recipe
-from .._recipe.survey import OwnFunctions, Survey, survey
+from .._recipe.survey import Survey, survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
 from .._runtime.progress import Progress, progress_for
@@ -56,7 +56,7 @@ def fit(
     baseline: Estimator | None = None,
     training_prior: Any = None,
     recipe: Recipe | None = None,
-    summaries: OwnFunctions = None,
+    summaries: Any = None,
     steps: int | None = None,
     batch_size: int | None = None,
     repeats: int | None = None,
@@ -185,7 +185,7 @@ def fit(
         assert seen is not None
         loss = loss.weighted_by(seen.weight)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
-    places = None
+    places, is_default = None, network is None
     if network is None:
         assert seen is not None
         correction = baseline is not None
@@ -234,7 +234,7 @@ def fit(
     )
     trained = dataclasses.replace(trained, problem=problem)
     finished = trained.outcome in (Outcome.FINISHED, Outcome.STOPPED_EARLY)
-    if seen is None or not loss.any_prior or not finished:
+    if seen is None or not is_default or not loss.any_prior or not finished:
         return trained
     return _finished(trained, asked, seen, recipe, finish_key, stages, started)
 
@@ -299,7 +299,8 @@ def _refuse_unused(
         why = "there is no survey: network and training_prior are given, and loss needs no weights"
         unused |= dict.fromkeys(("survey", "error_model", "exchangeability", "summaries"), why)
     if has_network:
-        unused |= dict.fromkeys(("baseline", "network"), "network is given")
+        groups = ("baseline", "network", "calibration", "verdict")
+        unused |= dict.fromkeys(groups, "network is given")
     for name, why in unused.items():
         if changes(getattr(recipe, name)):
             raise ValueError(f"recipe.{name} has no use here, since {why}: leave one of them out")

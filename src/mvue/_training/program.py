@@ -22,6 +22,7 @@ from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
 from ..losses._loss import Loss
+from ..losses._objectives import BiasConstrained
 from ..nn._frozen import trainable
 from ..nn._staged import OnBaseline, finish, prepare
 from .batches import BatchSource, SimulatedBatches
@@ -103,7 +104,7 @@ class Program:
         if not isinstance(optimizer, optax.GradientTransformation):
             usual = self.settings.learning_rate if places is None else self.settings.scoring_rate
             peak = usual if optimizer is None else float(optimizer)
-            optimizer = default_optimizer(steps, peak, self.settings.warm_up)
+            optimizer = default_optimizer(steps, peak, self.settings, staged=places is not None)
         self.optimizer = optax.with_extra_args_support(optimizer)
 
     def initial_state(self) -> State:
@@ -230,6 +231,9 @@ class Program:
             wanted = value / state.loss_unit
             if self.places is not None:
                 share = robust_share(progress, self.settings)
+                # Adam takes a sudden growth of the gradient for a reason to leap.
+                if isinstance(self.loss, BiasConstrained):
+                    wanted /= 1 + self.loss.bias_weight_at(progress)
                 robust = self.robust(Arrays(params, constants), prepared, draw)
                 # The loss may be infinite where its share is nothing.
                 wanted = jnp.where(share < 1, (1 - share) * jnp.where(share < 1, wanted, 0.0), 0.0)
@@ -263,12 +267,13 @@ class Program:
         )
 
     def robust(self, arrays: Arrays, prepared: PyTree, draw: Draw) -> Array:
-        """The robust loss of all states of a network with stages: log(1 + squared error)."""
+        """The robust loss of all states of a network with stages: c² log(1 + error² / c²)."""
         assert self.places is not None
         states = self._map(lambda network, one: network.states(one), arrays, prepared)
         wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
         unit = jnp.asarray(self.places.unit)[None, None, None, :]
-        errors = jnp.log1p(((states - wanted) / unit) ** 2)
+        scale = self.settings.robust_scale
+        errors = scale**2 * jnp.log1p(((states - wanted) / unit / scale) ** 2)
         mean = jnp.mean(errors, axis=(0, 1, 2))
         value = jnp.mean(mean[: self.d])
         if mean.shape[0] > self.d:
@@ -300,10 +305,22 @@ def check_optimizer(optimizer: Any) -> None:
         raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
 
 
-def default_optimizer(steps: int, peak: float, warm_up: float) -> optax.GradientTransformation:
-    """Adam, warmed up over the first share of training, then a cosine decay to zero."""
-    warmup = max(1, int(warm_up * steps))
-    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1)))
+def default_optimizer(
+    steps: int, peak: float, settings: ScheduleSettings, *, staged: bool = False
+) -> optax.GradientTransformation:
+    """Adam, warmed up over the first share of training, then a cosine decay to zero.
+
+    With stages there are two decays: to a small rate while the loss is robust, then to zero. At a
+    large rate the noise of the penalty would undo what was learned.
+    """
+    warmup = max(1, int(settings.warm_up * steps))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1))
+    if staged:
+        first, low = max(round(settings.robust * steps), warmup + 1), settings.fine_rate * peak
+        rest = optax.cosine_decay_schedule(low, max(steps - first, 1))
+        robust = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, first, low)
+        schedule = optax.join_schedules([robust, rest], [first])
+    return optax.adam(schedule)
 
 
 def _baseline(prepared: PyTree) -> Float[Array, "n m d"] | None:

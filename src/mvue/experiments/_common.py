@@ -4,6 +4,7 @@ import dataclasses
 import platform
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -62,7 +63,10 @@ class Run:
         """Train one estimator as `mvue.fit` does; interrupted training resumes in the next run."""
         self.say(f"training {name} ...")
         saving = {"checkpoint": self.unfinished / name, "progress": self.progress}
-        fit = mvue.fit(*args, **settings, **saving)
+        with warnings.catch_warnings():
+            # The run itself judges every estimator, and shows what it finds.
+            warnings.simplefilter("ignore", mvue.exceptions.PoorFitWarning)
+            fit = mvue.fit(*args, **settings, **saving)
         self.say(str(fit))
         if fit.outcome is mvue.Outcome.INTERRUPTED:
             raise InterruptedRunError
