@@ -37,7 +37,7 @@ def test_repr_shows_what_differs_and_makes_the_same_again():
     ("group", "wrong"),
     [
         (R.Survey, {"reach": -1.0}),
-        (R.Survey, {"end_density": 2.0}),
+        (R.Survey, {"least_shown": 2.0}),
         (R.ErrorModel, {"noises": (0.1, float("nan"))}),
         (R.Schedule, {"learning_rate": 0.0}),
     ],

@@ -107,7 +107,7 @@ def _words_of_ordered(statistics: OrderedStatistics, shape: tuple[int, ...], siz
     families += ["products"] if size <= settings.largest_quadratic else []
     if statistics.kind == "vector":
         return f"a vector of {size:,} numbers ({', '.join(families)})"
-    families += ["products at lags", "moments"]
+    families += ["products and correlations at lags", "moments"]
     if statistics.kind == "image":
         return f"an image of {' x '.join(map(str, shape))} ({', '.join(families)})"
     families.append("sizes at lags")

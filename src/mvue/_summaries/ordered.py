@@ -83,7 +83,7 @@ class OrderedStatistics(eqx.Module):
         if self.kind == "vector":
             return []
         values = self._array(x)
-        parts = [*self._second_moments(x), *self._marginal(values)]
+        parts = [*self._second_moments(x), self._correlations(values), *self._marginal(values)]
         if self.kind == "series":
             parts += self._sizes(values) + self._log_spectrum(values)
         return parts
@@ -102,6 +102,15 @@ class OrderedStatistics(eqx.Module):
         level = jnp.outer(mean, jnp.conj(mean))[channels]
         parts = [_reals(mean), _reals(level), _reals(jnp.concatenate([first, *others]))]
         return parts + ([self._spectrum(centred).ravel()] if self._has_spectrum(values) else [])
+
+    def _correlations(self, values: Array) -> Array:
+        """Products at lags as correlations, which do not depend on the scale of x."""
+        centred = values - jnp.mean(values, axis=tuple(range(values.ndim - 1)), keepdims=True)
+        same, *lagged = (_lagged(centred, lag) for lag in self._lags(values.shape[:-1]))
+        size = jnp.sqrt(jnp.diagonal(same).real + self.settings.relative_floor**2)
+        unit = size[:, None] * size[None, :]
+        found = [(same / unit)[np.triu_indices(len(size), 1)]]
+        return _reals(jnp.concatenate([*found, *((part / unit).ravel() for part in lagged)]))
 
     def _lags(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Zero first; of two lags that are each other's negative, one."""
