@@ -25,8 +25,11 @@ from sklearn.preprocessing import (
 )
 
 import mvue
+from helpers.layouts import statistics_for
+from mvue._finish.calibration import Calibrated, Calibration
 from mvue._recipe.baseline import Baseline, PlugIn
 from mvue._recipe.network import Corrected
+from mvue._recipe.scoring import Places, scored_network
 from mvue._summaries.sets import Statistics
 from mvue._training.input_range import TrainedOn
 from mvue.nn import Affine
@@ -132,6 +135,38 @@ def _default():
     return Saved(Corrected(statistics, plug_in, baseline, inner, network), numbers(20, 5, 2))
 
 
+def _plug_in(size, widths):
+    one = lambda *shape: jr.normal(jr.key(sum(shape)), shape)  # noqa: E731
+    table = jnp.stack([jnp.linspace(0.0, width, 5) for width in widths])
+    return PlugIn(
+        scaling=Affine(jnp.zeros(size), jnp.ones(size)),
+        hidden=one(size, 7),
+        offsets=one(7),
+        readout=one(size + 8, len(widths)),
+        log_sd_readout=one(size + 8, len(widths)),
+        log_sd_range=jnp.array([[-1.0] * len(widths), [1.0] * len(widths)]),
+        scale=table,
+        table=table**2 / 10,
+    )
+
+
+def scored(kind, shape, *, is_complex=False):
+    """Learned Fisher scoring on what has an order, calibrated, from other numbers."""
+    x = jnp.asarray(numbers(16, *shape))
+    x = x + 1j * jnp.asarray(numbers(16, *shape, seed=6)) if is_complex else x
+    statistics = statistics_for([x], kind=kind)
+    size = jax.eval_shape(statistics.inputs, [x[0]]).shape[0]
+    plug_in = _plug_in(size, (200.0, 9.0))
+    places = Places(lambda theta, y: y, (0.01, 0.2, 0.1))
+    settings = mvue.Recipe.Network(stages=2, rank=5, width=6, first_width=7, hidden_state=2)
+    network = scored_network(statistics, plug_in, places, settings, key=jr.key(0))
+    tables = plug_in.scale, plug_in.table
+    powers, layers, ripples = ((0, 0, 0), (1, 0, 0), (0, 1, 1)), ((0, 1, 0.05),), ((0, 3),)
+    coefficients = 0.1 * jr.normal(jr.key(1), (2, 6))
+    calibration = Calibration(*tables, coefficients, powers, layers, ripples)
+    return Saved(Calibrated(network, calibration), np.asarray(x))
+
+
 def _perceptron():
     network = perceptron(2, (5, 4), 2, jnp.tanh, key=jr.key(1))
     standard = mvue.standardize(network, line_problem(), whiten=True, key=jr.key(2))
@@ -234,6 +269,8 @@ def _fitted_pipeline(name):
 KINDS = {
     "fit": _fit,
     "default": _default,
+    "series": functools.partial(scored, "series", (66,)),
+    "image": functools.partial(scored, "image", (8, 8)),
     "perceptron": _perceptron,
     "set": _set_network,
     "covariance": _covariance,

@@ -84,3 +84,17 @@ def test_what_cannot_be_exported(tmp_path):
     with pytest.raises(mvue.exceptions.ExportError, match="complex"):
         mvue.export_onnx(mvue.load(tmp_path / "m.mvue"), tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_complex_measurements_are_two_real_channels(tmp_path):
+    shape = (10,)
+    saved = models.scored("series", shape, is_complex=True)
+    mvue.save(saved.estimator, tmp_path / "m.mvue")
+    model = models.with_shape(mvue.load(tmp_path / "m.mvue"), saved.x)
+    exported = mvue.export_onnx(model, tmp_path / "m.onnx")
+    assert exported.inputs == {"x": (*shape, 2)}
+    session = ort.InferenceSession(tmp_path / "m.onnx")
+    pairs = np.stack([saved.x.real, saved.x.imag], axis=-1)
+    (found,) = session.run(None, {"x": pairs})
+    expected = models.estimates(saved.estimator, saved.x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

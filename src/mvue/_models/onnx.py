@@ -19,6 +19,7 @@ from .._core.problem import Problem
 from .._serialise.files import write_bytes
 from ..exceptions import ExportError
 from .model import Model
+from .real_pairs import with_real_inputs
 from .save import model_of
 
 TOLERANCE = 1e-5
@@ -41,7 +42,9 @@ def export_onnx(estimator: Any, path: str | Path, *, problem: Problem | None = N
 
     The file takes any number of measurements at once, in single precision, and returns their
     estimates, shape (n, d). Before it is written, onnxruntime and JAX are compared on measurements
-    like those of training; they must agree to 1e-5 of the largest estimate.
+    like those of training; they must agree to 1e-5 of the largest estimate. ONNX has no complex
+    numbers: a complex array of x becomes a real one with another axis, the last, of real and
+    imaginary part.
 
     Args:
         estimator: a `Fit`, what `load` returned, or whatever else `save` takes.
@@ -66,21 +69,23 @@ def export_onnx(estimator: Any, path: str | Path, *, problem: Problem | None = N
             "the shape of a measurement is not known: give problem=, here or to mvue.save"
         )
     leaves, structure = jax.tree.flatten(model.x)
-    if any(leaf.dtype.kind == "c" for leaf in leaves):
-        raise ExportError("measurements of complex numbers cannot be exported: ONNX has none")
     names = ["x"] if len(leaves) == 1 else [f"x{i + 1}" for i in range(len(leaves))]
 
-    def one(*parts: jax.Array) -> jax.Array:
+    def of_arrays(*parts: jax.Array) -> jax.Array:
         cast = [part.astype(_single(leaf.dtype)) for part, leaf in zip(parts, leaves, strict=True)]
         return jnp.reshape(model.function(jax.tree.unflatten(structure, cast)), (-1,))
 
-    specs = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in leaves]
+    given = [jnp.complex64 if leaf.dtype.kind == "c" else jnp.float32 for leaf in leaves]
+    specs = [
+        jax.ShapeDtypeStruct(leaf.shape, dtype) for leaf, dtype in zip(leaves, given, strict=True)
+    ]
+    one, specs = with_real_inputs(of_arrays, specs)
     function = _in_primitives(jax.make_jaxpr(one)(*specs))
     with _quiet():
         try:
             proto: Any = to_onnx(
                 lambda *x: jax.vmap(function)(*x),
-                [("n", *leaf.shape) for leaf in leaves],
+                [("n", *spec.shape) for spec in specs],
                 model_name="mvue",
                 input_names=names,
                 output_names=["estimates"],
@@ -103,7 +108,7 @@ def export_onnx(estimator: Any, path: str | Path, *, problem: Problem | None = N
             f"more than {TOLERANCE:g}: nothing was written"
         )
     write_bytes(path, data)
-    shapes = {name: tuple(leaf.shape) for name, leaf in zip(names, leaves, strict=True)}
+    shapes = {name: tuple(spec.shape) for name, spec in zip(names, specs, strict=True)}
     return Exported(Path(path), shapes, difference)
 
 
@@ -116,13 +121,18 @@ def _difference(
     seen = None if model.trained_on is None else model.trained_on.inputs
     x = []
     for leaf in leaves:
-        values = rng.standard_normal((n, *leaf.shape))
+        # Complex numbers come as two real ones along a last axis.
+        pair = (2,) if leaf.dtype.kind == "c" else ()
+        values = rng.standard_normal((n, *leaf.shape, *pair))
         if model.front is not None:
             values = model.front.typical_rows(rng, n, seen)
         elif seen is not None and len(leaves) == 1:
             # As usual as those of training, entry by entry.
             shape = leaf.shape[1:] if seen.is_set else leaf.shape
-            usual, spread = (v.reshape(shape) for v in (seen.usual.centre, seen.usual.spread))
+            usual, spread = (
+                np.moveaxis(v.reshape(*pair, *shape), 0, -1) if pair else v.reshape(shape)
+                for v in (seen.usual.centre, seen.usual.spread)
+            )
             values = usual + spread * values
         if leaf.dtype.kind in "iu":
             values = np.clip(np.round(values), np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max)
