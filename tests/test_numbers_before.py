@@ -1,7 +1,8 @@
 """Fits, assessments and bounds are those of the version before the library got its rooms.
 
 The numbers were made once; they may change where a method is improved on purpose, and then are made
-anew with the reason. Tolerances are those of rounding, which differs between processors.
+anew with the reason: those of the default fit, when the survey came to move all coordinates at once
+and to draw evenly up to the ends. Tolerances are those of rounding, which differs between processors.
 """
 
 import json

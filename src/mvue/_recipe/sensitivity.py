@@ -18,6 +18,7 @@ from .._core.types import Key, Measurement
 from .._runtime.jit import jit
 from .settings import Recipe
 
+LEAST_NOISE = 1e-6  # share of the variance that is no rounding
 RIDGE = 1e-5  # of statistics with unit noise: those that others imply tell nothing new
 MOST_POINTS = 32  # values of theta in one call
 LARGEST_CHUNK = 2**25  # numbers simulated in one call
@@ -122,12 +123,17 @@ class Look:
         varies = deviation > rounding + jnp.finfo(found.dtype).tiny
         unit = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
         residuals, steps = residuals * unit[None, :], steps * unit[None, :]
+        # At either end of each step there must be noise: a simulator that has come to where all is
+        # the same always is no longer defined.
+        ups = (jnp.concatenate([signs, -signs]).T + 1) / 2
+        ends = jnp.stack([ups @ residuals**2, (1 - ups) @ residuals**2]) / (pairs * share)
+        noisy = (ends.max(axis=2) > LEAST_NOISE).all()
         return Slopes(
             slopes * unit[None, :],
             residuals.T @ residuals / (2 * pairs * share),
             steps.T @ steps / (pairs * share),
             pairs * share,
-            (share > 1 - 2 * NONFINITE_LIMIT) & (deviation > rounding).any(),
+            (share > 1 - 2 * NONFINITE_LIMIT) & (deviation > rounding).any() & noisy,
         )
 
     def _information(self, seen: "Slopes", half: np.ndarray) -> np.ndarray:
