@@ -198,6 +198,9 @@ def train(
     params, chosen = _choose(program, state, history, outcome)
     arrays = Arrays(params, program.arrays.constants)
     judged = validate(arrays, jr.fold_in(keys.validation, FRESH), held_out)
+    # Restored weights are NumPy arrays, which would count as constants where it is compiled.
+    is_numpy = lambda leaf: isinstance(leaf, np.ndarray)  # noqa: E731
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf) if is_numpy(leaf) else leaf, arrays)
     return Fit(
         estimator=program.estimator(arrays),
         outcome=outcome,
