@@ -2,7 +2,8 @@
 
 The numbers were made once; they may change where a method is improved on purpose, and then are made
 anew with the reason: those of the default fit, when the survey came to move all coordinates at once
-and to draw evenly up to the ends. Tolerances are those of rounding, which differs between processors.
+and to draw evenly up to the ends. Tolerances are those of rounding, which differs between
+processors.
 """
 
 import json
