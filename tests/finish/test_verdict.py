@@ -54,6 +54,13 @@ def test_noise_is_error(problem, seen, swept_key):
     assert "summaries= of your own" in str(found)
 
 
+@pytest.mark.parametrize("value", [2.0, np.nan])
+def test_a_constant_or_no_number_is_poor(value, problem, seen, key):
+    found = verdict(lambda x: jnp.full(1, value), problem, seen, key)
+    assert found.judgement is Judgement.POOR
+    assert str(found)
+
+
 def test_failures_are_counted(problem, seen, swept_key):
     found = verdict(lambda x: jnp.log(x[0]), problem, seen, swept_key)
     assert found.failures > 0

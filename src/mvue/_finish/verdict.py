@@ -121,13 +121,18 @@ def judge(
     failures = int(np.sum(repeats - moments.number))
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = found.bias / found.sd
+    # Without a spread, or without a number, nothing speaks for an estimator.
+    ratio, mse = (np.where(np.isnan(part), np.inf, part) for part in (ratio, found.mse))
+    ratio_se, mse_se = (
+        np.where(np.isnan(part), 0.0, part) for part in (found.bias_over_sd_se, found.mse_se)
+    )
     verdict = Verdict(
         Judgement.GOOD,
         y,
         ratio,
-        found.bias_over_sd_se,
-        found.mse,
-        found.mse_se,
+        ratio_se,
+        mse,
+        mse_se,
         words,
         repeats,
         failures,
@@ -285,7 +290,7 @@ def _not_followed(verdict: Verdict, bias: np.ndarray, settings: VerdictSettings)
     """Components whose bias, (K, d), is a good part of their range: of chance, or no signal."""
     spread = verdict.y.std(axis=0)
     beyond_chance = np.abs(verdict.bias_over_sd) > SURE * verdict.bias_over_sd_se
-    size = np.sqrt(np.nanmean(np.where(beyond_chance, bias, 0.0) ** 2, axis=0))
+    size = np.sqrt(np.nanmean(np.where(beyond_chance & np.isfinite(bias), bias, 0.0) ** 2, axis=0))
     return size > settings.not_followed * spread
 
 
