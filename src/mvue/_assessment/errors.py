@@ -18,6 +18,7 @@ from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
+from .._runtime.jit import held
 from .._runtime.progress import Progress
 from ..losses._functions import unit_mse, unit_squared_bias
 from .report import PriorAverage
@@ -78,7 +79,7 @@ class ErrorPieces:
 
     def _errors(self, key: Key, rows: _Rows) -> Float[Array, "r e d"]:
         keys = jax.vmap(lambda a, b: jr.fold_in(jr.fold_in(key, a), b))(rows.which, rows.repeat)
-        x = jax.vmap(self.problem.simulate)(keys, rows.theta)
+        x = held(lambda _: jax.vmap(self.problem.simulate)(keys, rows.theta), key)
         estimates = [
             jax.vmap(lambda one, f=f: self.transform(jnp.reshape(f(one), (-1,))))(x)
             for f in self.functions

@@ -12,6 +12,7 @@ import numpyro
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from .._display.tables import labelled_html
+from .._runtime.jit import held
 from ..exceptions import SimulatorError
 from .checks import check_count, check_layout, checked_names, describe_shapes, is_not_jax
 from .keys import fold_in_each
@@ -161,7 +162,8 @@ class Problem:
         """
         check_count("n", n)
         check_count("m", m)
-        return jax.vmap(lambda i: self.draw_unit(key, i, m))(jnp.arange(n))
+        unit = jax.vmap(self.draw_unit, in_axes=(None, 0, None))
+        return held(lambda key: unit(key, jnp.arange(n), m), key)
 
     def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
         """Unit number i of `draw` alone, without the axis of units."""

@@ -23,7 +23,7 @@ from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.settings import VerdictSettings
 from .._recipe.survey import Survey, TrainingPrior
-from .._runtime.jit import jit
+from .._runtime.jit import held, jit
 from .._serialise.registry import register
 
 PIECE_NUMBERS = 2**23  # of x, simulated at a time
@@ -199,10 +199,9 @@ def _errors(
             fold_in_each(key, jnp.arange(values))
         )
 
-        def one(key: Key, theta: Theta) -> Array:
-            return jnp.reshape(function(problem.simulate(key, theta)), (-1,))
-
-        estimates = jax.vmap(lambda keys, t: jax.vmap(lambda k: one(k, t))(keys))(keys, theta)
+        simulate = jax.vmap(jax.vmap(problem.simulate, in_axes=(0, None)))
+        x = held(lambda _: simulate(keys, theta), key)
+        estimates = jax.vmap(jax.vmap(lambda one: jnp.reshape(function(one), (-1,))))(x)
         errors = (estimates - truth[:, None, :]) * scale[:, None, :]
         return moments_of(errors, jnp.isfinite(errors).all(axis=-1))
 

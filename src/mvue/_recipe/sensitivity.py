@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
-from .._runtime.jit import jit
+from .._runtime.jit import held, jit
 from .settings import Recipe
 
 LEAST_NOISE = 1e-6  # share of the variance that is no rounding
@@ -87,9 +87,9 @@ class Look:
         self.points = max(min(model.fewest_points, model.points), round(model.points * thin))
         self.chunk = int(np.clip(LARGEST_CHUNK // (numbers * self.simulations), 1, MOST_POINTS))
         self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
-        self._slopes = jit(jax.vmap(self._slopes_at))
+        self._slopes = jit(self._slopes_around)
 
-    def _slopes_at(self, down: Array, up: Array, key: Key) -> "Slopes":
+    def _slopes_around(self, down: Array, up: Array, keys: Key) -> "Slopes":
         """How the means of the statistics change between two values of theta, and their noise.
 
         All coordinates are moved at once, each up or down at random, and slopes are correlations
@@ -98,16 +98,24 @@ class Look:
         function of theta.
         """
         pairs = self.simulations // 2
-        sign_key, noise_key = jr.split(key)
-        signs = jr.rademacher(sign_key, (pairs, self.p), up.dtype)
-        middle, half = (up + down) / 2, (up - down) / 2
-        keys = jr.split(noise_key, pairs)
+        sign_keys, noise_keys = jax.vmap(jr.split)(keys).T
+        signs = jax.vmap(lambda key: jr.rademacher(key, (pairs, self.p), up.dtype))(sign_keys)
 
-        def seen(signs: Array, key: Key) -> Array:
-            at = self.ranges.coordinates.to_theta(middle + half * signs)
-            return self.summary(self.problem.simulate(key, at))
+        def simulated(down: Array, up: Array, key: Key, signs: Array) -> Measurement:
+            middle, half = (up + down) / 2, (up - down) / 2
+            theta = jax.vmap(self.ranges.coordinates.to_theta)(middle + half * signs)
+            return jax.vmap(self.problem.simulate)(jr.split(key, pairs), theta)
 
-        found = jnp.stack([jax.vmap(seen)(signs, keys), jax.vmap(seen)(-signs, keys)])
+        x = [
+            held(lambda _, s=s: jax.vmap(simulated)(down, up, noise_keys, s), keys[0])
+            for s in (signs, -signs)
+        ]
+        found = jnp.stack([jax.vmap(jax.vmap(self.summary))(one) for one in x], axis=1)
+        return jax.vmap(self._slopes_of)(found, signs)
+
+    def _slopes_of(self, found: Float[Array, "2 r s"], signs: Float[Array, "r p"]) -> "Slopes":
+        """The same at one point, from statistics of opposite pairs."""
+        pairs = signs.shape[0]
         finite = jnp.isfinite(found).all(axis=2).all(axis=0)
         share = jnp.mean(finite)
         found = jnp.where(finite[None, :, None], found, 0.0)
@@ -279,8 +287,10 @@ class Look:
         here = inside.ends.copy()
         sd = np.stack([[line.sd[i] for line in inside.lines] for i in (0, -1)])
         positive = r.positive & ~self._passes_zero(sd[0], inside)
-        step = np.full((2, p), s.step)
-        left = np.full((2, p), s.reach)
+        widths = np.array([distance_along(line)[-1] for line in inside.lines])
+        reach = np.clip(s.reach_share * widths, s.reach, max(s.reach, s.farthest_reach))
+        largest = np.broadcast_to(s.step * reach / max(s.reach, s.step), (2, p))
+        step, left = largest.copy(), np.broadcast_to(reach, (2, p)).copy()
         found: list[list[list[tuple[float, float]]]] = [[[] for _ in range(p)] for _ in range(2)]
         sign = np.array([[-1.0], [1.0]])
         for _ in range(2 * round(s.reach / s.step)):
@@ -301,7 +311,7 @@ class Look:
                 if not (good[k, side] and is_defined(self.problem, thetas)):
                     # The end of where the simulator is defined: come closer in smaller steps.
                     step[side, k] /= 2
-                    left[side, k] = 0.0 if step[side, k] < s.step / 8 else left[side, k]
+                    left[side, k] = 0.0 if step[side, k] < largest[side, k] / 8 else left[side, k]
                     continue
                 here[side, k] = there[side, k]
                 sd[side, k] = np.clip(values[k, side], sd[side, k] / 2, 2 * sd[side, k])

@@ -47,6 +47,11 @@ class SurveySettings(Settings):
     reach: float = setting(2.5, least=0.0)
     """Standard deviations by which training goes beyond the range of interest, because estimates
     near an end are made from data that also come from beyond it."""
+    reach_share: float = setting(0.1, least=0.0)
+    """Share of a wide range by which training goes beyond it, at most `farthest_reach`: the pull of
+    the end of what is trained on falls like a normal density, and room costs little there."""
+    farthest_reach: float = setting(5.0, least=0.0)
+    """Standard deviations, of ranges that are that wide."""
     step: float = setting(0.5)
     """Standard deviations between looks on the way out, and over which slopes are taken."""
     goes_on: float = setting(1.5, least=1.0)
@@ -162,11 +167,16 @@ class ScheduleSettings(Settings):
     bias_weights: tuple[float, float] = setting(DEFAULT_BIAS_WEIGHTS)
     """λ at the start and at the end, where the loss leaves it open: small enough to learn quickly,
     then large enough to unbias."""
-    robust: float = setting(0.5, least=0.0, most=1.0)
+    scoring_batch_size: int = setting(256)
+    """N of stages of learned Fisher scoring, where `batch_size` is not given."""
+    scoring_repeats: int = setting(2)
+    """M of these: while they learn, many values of theta tell more than many measurements."""
+    robust: float = setting(0.6, least=0.0, most=1.0)
     """Share of the steps in which stages of learned Fisher scoring learn by a robust loss, that of
     all stages and of nuisance parameters, too: while errors are large, squares say little."""
-    robust_scale: float = setting(1.0)
-    """Standard deviations from which on errors count less than their squares."""
+    robust_scales: tuple[float, float] = setting((1.0, 4.0))
+    """Standard deviations from which on errors count less than their squares, at the start and
+    when the robust loss gives way."""
     robust_fades: float = setting(0.1, most=1.0)
     """Share of the steps in which the robust loss then gives way."""
     nuisance_weight: float = setting(0.3, least=0.0)

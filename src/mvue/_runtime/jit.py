@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 
 LEVEL = "xla_backend_optimization_level"
 T = TypeVar("T")
@@ -47,6 +49,23 @@ def compiler_options() -> dict[str, Any] | None:
 def jit(function: Callable[..., Any], **settings: Any) -> Any:
     """`jax.jit` with these options; not to be called in a function that is compiled itself."""
     return jax.jit(function, compiler_options=compiler_options(), **settings)
+
+
+def held(function: Callable[..., Any], key: Any, *args: Any) -> Any:
+    """``function(key, *args)``, computed once for all that uses it in a compiled program.
+
+    XLA on a CPU computes what is cheap to write anew for each of its uses, so that the random
+    numbers of a simulator would be drawn once for each summary of a measurement. The branches of a
+    condition that is known at run time only are computed once. Not under `jax.vmap` of the key,
+    which turns conditions into selections.
+    """
+    shapes = jax.eval_shape(function, key, *args)
+    always = jr.key_data(key).ravel()[0] | 1 != 0
+
+    def never(*_: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return jax.lax.cond(always, function, never, key, *args)
 
 
 def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -125,8 +125,14 @@ def fit(
         )
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+    recipe = checked_recipe(recipe)
+    said = changes(recipe.schedule).keys() | {
+        name
+        for name, value in (("batch_size", batch_size), ("repeats", repeats))
+        if value is not None
+    }
     recipe = _with_arguments(
-        checked_recipe(recipe),
+        recipe,
         steps=steps,
         batch_size=batch_size,
         repeats=repeats,
@@ -192,6 +198,10 @@ def fit(
         with stages.stage("making the network"):
             made = default_network(problem, seen, correction=correction, key=network_key)
         network, places = made.network, made.places
+        if places is not None:
+            batch_size = batch_size if "batch_size" in said else numbers.scoring_batch_size
+            fewest = max(numbers.scoring_repeats, loss.min_repeats)
+            repeats = repeats if "repeats" in said else fewest
     if baseline is not None:
         network = WithBaseline(Given(baseline), network)
     control = None

@@ -234,7 +234,7 @@ class Program:
                 # Adam takes a sudden growth of the gradient for a reason to leap.
                 if isinstance(self.loss, BiasConstrained):
                     wanted /= 1 + self.loss.bias_weight_at(progress)
-                robust = self.robust(Arrays(params, constants), prepared, draw)
+                robust = self.robust(Arrays(params, constants), prepared, draw, progress)
                 # The loss may be infinite where its share is nothing.
                 wanted = jnp.where(share < 1, (1 - share) * jnp.where(share < 1, wanted, 0.0), 0.0)
                 wanted += share * robust
@@ -266,13 +266,13 @@ class Program:
             lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
         )
 
-    def robust(self, arrays: Arrays, prepared: PyTree, draw: Draw) -> Array:
+    def robust(self, arrays: Arrays, prepared: PyTree, draw: Draw, progress: Array) -> Array:
         """The robust loss of all states of a network with stages: c² log(1 + error² / c²)."""
         assert self.places is not None
         states = self._map(lambda network, one: network.states(one), arrays, prepared)
         wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
         unit = jnp.asarray(self.places.unit)[None, None, None, :]
-        scale = self.settings.robust_scale
+        scale = robust_scale(progress, self.settings)
         errors = scale**2 * jnp.log1p(((states - wanted) / unit / scale) ** 2)
         mean = jnp.mean(errors, axis=(0, 1, 2))
         value = jnp.mean(mean[: self.d])
@@ -288,6 +288,13 @@ class Program:
 def robust_share(progress: Array, settings: ScheduleSettings) -> Array:
     """Of the robust loss, at a fraction of training."""
     return jnp.clip((settings.robust - progress) / settings.robust_fades + 1, 0.0, 1.0)
+
+
+def robust_scale(progress: Array, settings: ScheduleSettings) -> Array:
+    """Of the robust loss, at a fraction of training; grows by equal factors."""
+    first, last = settings.robust_scales
+    share = jnp.clip(progress / max(settings.robust, 1e-6), 0.0, 1.0)
+    return first * (last / first) ** share
 
 
 def check_optimizer(optimizer: Any) -> None:
