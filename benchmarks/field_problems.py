@@ -13,6 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 import mvue
+from mvue._runtime.jit import in_double_precision
 
 
 class FieldProblem(NamedTuple):
@@ -40,16 +41,17 @@ def complex_noise(key, shape, sd):
 def gaussian_crb(covariance, mean=None, copies=1):
     """The bound of the first coordinate, by the formula of Slepian and Bangs."""
 
+    def bound(at):
+        inverse, slopes = jnp.linalg.inv(covariance(at)), jax.jacfwd(covariance)(at)
+        scaled = jnp.einsum("ij,jka->ika", inverse, slopes)
+        information = 0.5 * jnp.einsum("ika,kib->ab", scaled, scaled)
+        if mean is not None:
+            moved = jax.jacfwd(mean)(at)
+            information += moved.T @ inverse @ moved
+        return jnp.linalg.inv(information * copies)[0, 0]
+
     def crb(theta):
-        with jax.enable_x64(True):
-            at = jnp.asarray(theta, jnp.float64)
-            inverse, slopes = jnp.linalg.inv(covariance(at)), jax.jacfwd(covariance)(at)
-            scaled = jnp.einsum("ij,jka->ika", inverse, slopes)
-            information = 0.5 * jnp.einsum("ika,kib->ab", scaled, scaled)
-            if mean is not None:
-                moved = jax.jacfwd(mean)(at)
-                information += moved.T @ inverse @ moved
-            return float(jnp.linalg.inv(information * copies)[0, 0])
+        return in_double_precision(lambda: float(jax.jit(bound)(jnp.asarray(theta))))
 
     return crb
 
@@ -170,11 +172,12 @@ def spot(side=9, width=1.3):
         across, along = (jnp.exp(-0.5 * ((grid - c) / width) ** 2) for c in (x, y))
         return light * jnp.outer(across, along) / (2 * jnp.pi * width**2) + dark
 
+    def bound(at):
+        slopes = jax.jacfwd(lambda t: mean(t).ravel())(at)
+        return jnp.linalg.inv(slopes.T @ (slopes / mean(at).ravel()[:, None]))[0, 0]
+
     def crb(theta):
-        with jax.enable_x64(True):
-            at = jnp.asarray(theta, jnp.float64)
-            slopes = jax.jacfwd(lambda t: mean(t).ravel())(at)
-            return float(jnp.linalg.inv(slopes.T @ (slopes / mean(at).ravel()[:, None]))[0, 0])
+        return in_double_precision(lambda: float(jax.jit(bound)(jnp.asarray(theta))))
 
     prior = box([-1.0, -1.0, 300.0, 2.0], [1.0, 1.0, 1000.0, 10.0])
     return FieldProblem(

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .._core.problem import Problem, check_problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
+from .._runtime.jit import in_double_precision
 from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError
 from .fisher import informations
@@ -211,13 +212,17 @@ def _first_line(error: Exception) -> str:
 
 def _given(problem: Problem, thetas: Theta, transform: Callable[[Any], Any] | None) -> Bounds:
     """The problem's own bound."""
-    with jax.enable_x64(True):
+
+    def bound() -> tuple[Theta, np.ndarray]:
         exact = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), thetas)
         matrix = np.asarray(jax.vmap(problem.crb)(exact), np.float64)  # type: ignore[arg-type]
-        if transform is not None:
-            y = jax.vmap(problem.y_of)(exact)
-            jacobian = np.asarray(jax.vmap(jax.jacobian(transform))(y), np.float64)
-            matrix = jacobian @ matrix @ jacobian.swapaxes(1, 2)
+        if transform is None:
+            return exact, matrix
+        y = jax.vmap(problem.y_of)(exact)
+        jacobian = np.asarray(jax.vmap(jax.jacobian(transform))(y), np.float64)
+        return exact, jacobian @ matrix @ jacobian.swapaxes(1, 2)
+
+    exact, matrix = in_double_precision(bound)
     count = len(matrix)
     none = np.full(matrix.shape, np.nan)
     each = [jax.tree.map(lambda leaf, k=k: leaf[k], exact) for k in range(count)]
@@ -235,8 +240,9 @@ def _jacobians(
         return y if transform is None else transform(y)
 
     try:
-        with jax.enable_x64(True):
-            return np.asarray(jax.jit(jax.vmap(jax.jacfwd(y_of)))(jnp.asarray(flat)))
+        return in_double_precision(
+            lambda: np.asarray(jax.jit(jax.vmap(jax.jacfwd(y_of)))(jnp.asarray(flat)))
+        )
     except Exception as error:
         raise BoundError(
             f"target(theta) cannot be differentiated: {type(error).__name__}: {error}"

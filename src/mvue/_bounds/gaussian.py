@@ -13,7 +13,7 @@ from .._core.checks import check_count
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Theta
-from .._runtime.jit import forgetful_jit
+from .._runtime.jit import forgetful_jit, in_double_precision
 from ..exceptions import BoundError
 from .result import Information, Informations
 
@@ -93,8 +93,9 @@ def gaussian_informations(problem: Problem, layout: ThetaLayout, flat: np.ndarra
             "covariance are known, use gaussian_fisher_information"
         )
     try:
-        with jax.enable_x64(True):
-            matrix = np.asarray(_informations(problem, layout, jnp.asarray(flat)), np.float64)
+        matrix = in_double_precision(
+            lambda: np.asarray(_informations(problem, layout, jnp.asarray(flat)), np.float64)
+        )
     except BoundError:
         raise
     except Exception as error:

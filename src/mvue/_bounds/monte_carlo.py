@@ -12,7 +12,7 @@ from .._core.keys import fold_in_each
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout
 from .._core.types import Key
-from .._runtime.jit import forgetful_jit
+from .._runtime.jit import forgetful_jit, in_double_precision
 from .._runtime.progress import SILENT, Progress
 from ..exceptions import BoundError, IrregularModelError, UnreachedPrecisionWarning
 from .result import Informations
@@ -52,8 +52,9 @@ def sampled_informations(
     Memory does not grow with the samples.
     """
     try:
-        with jax.enable_x64(True):
-            sums = _all_pieces(problem, layout, flat, key, samples, relative_error, progress)
+        sums = in_double_precision(
+            lambda: _all_pieces(problem, layout, flat, key, samples, relative_error, progress)
+        )
     except Exception:
         # Code that insists on single precision, in the carry of a loop for example, does run.
         try:

@@ -16,7 +16,7 @@ from .._core.priors import element_support, support_ends
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout
 from .._core.types import Key
-from .._runtime.jit import forgetful_jit
+from .._runtime.jit import forgetful_jit, in_double_precision
 from ..exceptions import BoundError, IrregularModelError
 from .quadrature import DensityIntegrals, integrate, summed
 from .regularity import cannot_tell
@@ -40,8 +40,7 @@ def integrated_informations(
     """Information at K values of theta, flat (K, p), or why quadrature cannot give it."""
     found = Informations.empty(*flat.shape)
     try:
-        with jax.enable_x64(True):
-            density = _Density(problem, layout, flat, key)
+        density = in_double_precision(lambda: _Density(problem, layout, flat, key))
     except BoundError:
         raise
     except Exception as error:

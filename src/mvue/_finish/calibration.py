@@ -30,6 +30,7 @@ from .._numerics.polynomials import (
     ripples_of,
 )
 from .._recipe.baseline import extended_interp
+from .._recipe.excess import ExcessSums, excess_model
 from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
 from .._runtime.jit import jit
@@ -64,11 +65,15 @@ class Calibration(Frozen):
         features, size = self.parts(estimate, nuisances)
         return estimate + size * (self.coefficients @ features)
 
+    def place(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Where y lies in its range, within about -1 … 1, in the scale of its deviation."""
+        low, high = self.scale[:, 0], self.scale[:, -1]
+        place = jax.vmap(extended_interp)(y, self.table, self.scale)
+        return (place - (low + high) / 2) / ((high - low) / 2)
+
     def parts(self, estimate: Array, nuisances: Array) -> tuple[Array, Array]:
         """The polynomials, (q,), and the standard deviation of each component."""
-        low, high = self.scale[:, 0], self.scale[:, -1]
-        place = jax.vmap(extended_interp)(estimate, self.table, self.scale)
-        place = (place - (low + high) / 2) / ((high - low) / 2)
+        place = self.place(estimate)
         at = jnp.clip(jnp.concatenate([place, nuisances]), -FARTHEST, FARTHEST)
         step = self.scale[:, 1] - self.scale[:, 0]
         slopes = jnp.asarray(jnp.gradient(self.table, axis=1)) / step[:, None]
@@ -163,8 +168,14 @@ def calibrate(
     pieces = int(np.clip(settings.budget // (units * repeats * numbers), 2, pieces))
     arrays, static = eqx.partition(estimator, eqx.is_array)
 
-    def rows(key: Key, arrays: PyTree) -> tuple[Array, Array, Array]:
-        """Errors (N, M, d) and features (N, M, d, q), both in units of the expected error."""
+    units_of_y = tuple(2 / max(width, 1.0) for width in widths)
+    excess = excess_model(units_of_y, settings.excess_degree, settings.most_layers)
+
+    def rows(key: Key, arrays: PyTree, larger: Array) -> tuple[Array, Array, Array]:
+        """Errors (N, M, d) and features (N, M, d, q), both in units of the error to expect.
+
+        That is the expected one or, where errors are `larger`, the measured one.
+        """
         network = eqx.combine(arrays, static)
         draw = problem.draw(key, units, repeats)
 
@@ -174,7 +185,8 @@ def calibrate(
             return estimate, size[:, None] * features[None, :]
 
         estimates, features = jax.vmap(jax.vmap(one))(draw.x)
-        unit = jnp.exp(-jax.vmap(log_sd)(draw.theta))[:, None, :]
+        above = jax.vmap(lambda y: excess.of(larger, unfitted.place(y)))(draw.y)
+        unit = jnp.exp(-jax.vmap(log_sd)(draw.theta) - above / 2)[:, None, :]
         errors, features = (estimates - draw.y[:, None, :]) * unit, features * unit[..., None]
         good = finite_units(draw) & jnp.isfinite(errors).all(axis=(1, 2))
         good &= jnp.isfinite(features).all(axis=(1, 2, 3))
@@ -183,8 +195,18 @@ def calibrate(
         return errors, features, good
 
     @jit
-    def moments(key: Key, arrays: PyTree) -> _BiasMoments:
-        errors, features, good = rows(key, arrays)
+    def excess_sums(key: Key, arrays: PyTree) -> ExcessSums:
+        network = eqx.combine(arrays, static)
+        draw = problem.draw(key, units, repeats)
+        estimates = jax.vmap(jax.vmap(lambda x: finish(network, prepare(network, x))))(draw.x)
+        unit = jnp.exp(-jax.vmap(log_sd)(draw.theta))[:, None, :]
+        return excess.sums(
+            jax.vmap(unfitted.place)(draw.y), (estimates - draw.y[:, None, :]) * unit
+        )
+
+    @jit
+    def moments(key: Key, arrays: PyTree, larger: Array) -> _BiasMoments:
+        errors, features, good = rows(key, arrays, larger)
         keep = good[:, None, None]
         errors, features = jnp.where(keep, errors, 0.0), jnp.where(keep[..., None], features, 0.0)
         whole, total = features.sum(axis=1), errors.sum(axis=1)
@@ -195,19 +217,21 @@ def calibrate(
         return _BiasMoments(gram, cross, good.sum())
 
     @jit
-    def judged(key: Key, arrays: PyTree, coefficients: Array) -> tuple[Array, Array]:
+    def judged(key: Key, arrays: PyTree, larger: Array, coefficients: Array) -> tuple[Array, Array]:
         """Squared bias and squared error of each unit, before and after, (N, 2, d)."""
-        errors, features, good = rows(key, arrays)
+        errors, features, good = rows(key, arrays, larger)
         after = errors + jnp.einsum("nmjq,jq->nmj", features, coefficients)
         both = jnp.stack([errors, after], axis=1)
         square = jnp.sum(both**2, axis=2)
         bias = (jnp.sum(both, axis=2) ** 2 - square) / (repeats * (repeats - 1))
         return jnp.stack([bias, square / repeats]), good
 
-    fit_key, judge_key = jr.split(key)
+    fit_key, judge_key, excess_key = jr.split(key, 3)
+    sums = [excess_sums(jr.fold_in(excess_key, i), arrays) for i in range(max(1, pieces // 8))]
+    larger = excess.solve(jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *sums))
     total: list[np.ndarray] | None = None
     for i in range(pieces):
-        part = [np.asarray(p, np.float64) for p in moments(jr.fold_in(fit_key, i), arrays)]
+        part = [np.asarray(p, np.float64) for p in moments(jr.fold_in(fit_key, i), arrays, larger)]
         total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
     assert total is not None
     gram, cross, count = total
@@ -217,7 +241,10 @@ def calibrate(
     shown: list[np.ndarray] = []
     for i in range(max(1, pieces // 4)):
         values, good = judged(
-            jr.fold_in(judge_key, i), arrays, jnp.asarray(coefficients, tables[0].dtype)
+            jr.fold_in(judge_key, i),
+            arrays,
+            larger,
+            jnp.asarray(coefficients, tables[0].dtype),
         )
         shown.append(np.asarray(values, np.float64)[:, np.asarray(good)])
     values = np.concatenate(shown, axis=1)  # (2, N, 2, d)

@@ -96,7 +96,7 @@ def default_network(
     start = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
     plug_in, sizes = start.plug_in, survey.recipe.network
     if not correction and max(start.error) > sizes.good_start:
-        places = places_of(survey, plug_in, sizes.most_nuisances)
+        places = places_of(survey, plug_in, sizes)
         network = scored_network(survey.statistics, plug_in, places, sizes, key=network_key)
         return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()

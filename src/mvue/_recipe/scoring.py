@@ -23,6 +23,7 @@ from .._summaries.joint import Summaries
 from ..nn._scoring import ScoringStage, waves
 from ..nn._staged import Staged
 from .baseline import PlugIn, extended_interp
+from .excess import ExcessModel, excess_model
 from .settings import NetworkSettings
 from .survey import Survey, TrainingPrior
 
@@ -76,9 +77,11 @@ class Places(NamedTuple):
     of: Callable[[Theta, Float[Array, " d"]], Float[Array, " q"]]
     unit: tuple[float, ...]
     """The standard deviation of each, in these units."""
+    excess: ExcessModel
+    """Of errors, as a function of these places."""
 
 
-def places_of(survey: Survey, plug_in: PlugIn, most: int) -> Places:
+def places_of(survey: Survey, plug_in: PlugIn, settings: NetworkSettings) -> Places:
     """y, and nuisance parameters that are no function of one of its components."""
     low, high = plug_in.scale[:, 0], plug_in.scale[:, -1]
     widths = np.asarray(high - low, np.float64)
@@ -93,7 +96,8 @@ def places_of(survey: Survey, plug_in: PlugIn, most: int) -> Places:
                 for k in range(rows.shape[1])
                 if not any(_same(_order(rows[:, k]), one) for one in known)
             ]
-        chosen = sorted(chosen, key=lambda k: -survey.ranges[k].width)[:most]
+        chosen = sorted(chosen, key=lambda k: -survey.ranges[k].width)
+        chosen = chosen[: settings.most_nuisances]
 
     def of(theta: Theta, y: Float[Array, " d"]) -> Float[Array, " q"]:
         at = jax.vmap(jnp.interp)(y, plug_in.table, plug_in.scale)
@@ -107,7 +111,8 @@ def places_of(survey: Survey, plug_in: PlugIn, most: int) -> Places:
         return jnp.concatenate(parts)
 
     all_widths = [*widths, *(survey.ranges[k].width for k in chosen)]
-    return Places(of, tuple(2 / max(float(width), 1.0) for width in all_widths))
+    units = tuple(2 / max(float(width), 1.0) for width in all_widths)
+    return Places(of, units, excess_model(units, settings.excess_degree, settings.excess_layers))
 
 
 def scored_network(

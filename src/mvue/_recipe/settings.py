@@ -146,6 +146,10 @@ class NetworkSettings(Settings):
     """Standard deviations within which coefficients may change."""
     most_octaves: int = setting(7, least=0)
     """Of sines of an estimate that coefficients are made from."""
+    excess_degree: int = setting(6)
+    """Of the polynomials that tell where errors are larger than expected."""
+    excess_layers: int = setting(24, least=0)
+    """How many layers at the ends besides."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -179,6 +183,8 @@ class ScheduleSettings(Settings):
     when the robust loss gives way."""
     robust_fades: float = setting(0.1, most=1.0)
     """Share of the steps in which the robust loss then gives way."""
+    excess_batches: int = setting(256)
+    """Batches that tell where errors are larger than expected, before the penalty sets in."""
     nuisance_weight: float = setting(0.3, least=0.0)
     """Of all nuisance parameters in the robust loss, against the parameters of interest."""
     learning_rate: float = setting(5e-3)
@@ -232,6 +238,8 @@ class CalibrationSettings(Settings):
     """How many polynomials there are at most."""
     most_layers: int = setting(24, least=0)
     """How many layers at the ends."""
+    excess_degree: int = setting(6)
+    """Of the polynomials that tell where errors are larger than expected."""
     most_ripples: int = setting(48, least=0)
     """How many sines and cosines of parameters whose range is wide."""
     ridge: float = setting(1e-5)

@@ -17,6 +17,7 @@ import jax.random as jr
 
 LEVEL = "xla_backend_optimization_level"
 T = TypeVar("T")
+PRECISIONS_CLASH = "requires compatible", "incompatible size"  # in messages of the compiler
 KEPT = 8  # programs of one function, each with what it closes over
 
 
@@ -66,6 +67,23 @@ def held(function: Callable[..., Any], key: Any, *args: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     return jax.lax.cond(always, function, never, key, *args)
+
+
+def in_double_precision(function: Callable[[], T]) -> T:
+    """What a function returns when JAX computes in double precision.
+
+    JAX keeps constants from NumPy, such as the times of samples, in the precision in which a
+    function was first traced: a model that was simulated in single precision may then not compile.
+    In that case all that JAX has traced is forgotten, and it is done once more.
+    """
+    with jax.enable_x64(True):
+        try:
+            return function()
+        except Exception as error:
+            if not any(sign in str(error) for sign in PRECISIONS_CLASH):
+                raise
+        jax.clear_caches()
+        return function()
 
 
 def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,13 +104,21 @@ class OrderedStatistics(eqx.Module):
         return parts + ([self._spectrum(centred).ravel()] if self._has_spectrum(values) else [])
 
     def _correlations(self, values: Array) -> Array:
-        """Products at lags as correlations, which do not depend on the scale of x."""
-        centred = values - jnp.mean(values, axis=tuple(range(values.ndim - 1)), keepdims=True)
-        same, *lagged = (_lagged(centred, lag) for lag in self._lags(values.shape[:-1]))
-        size = jnp.sqrt(jnp.diagonal(same).real + self.settings.relative_floor**2)
-        unit = size[:, None] * size[None, :]
-        found = [(same / unit)[np.triu_indices(len(size), 1)]]
-        return _reals(jnp.concatenate([*found, *((part / unit).ravel() for part in lagged)]))
+        """Products at lags as correlations, which do not depend on the scale of x.
+
+        About the mean of the measurement and about zero: where the mean is known to be zero, that
+        of a slow series tells more about its noise than about its level.
+        """
+        mean = jnp.mean(values, axis=tuple(range(values.ndim - 1)), keepdims=True)
+        lags = self._lags(values.shape[:-1])
+        found = []
+        for centred in (values - mean, values):
+            same, *lagged = (_lagged(centred, lag) for lag in lags)
+            size = jnp.sqrt(jnp.diagonal(same).real + self.settings.relative_floor**2)
+            unit = size[:, None] * size[None, :]
+            found.append((same / unit)[np.triu_indices(len(size), 1)])
+            found += [(part / unit).ravel() for part in lagged]
+        return _reals(jnp.concatenate(found))
 
     def _lags(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Zero first; of two lags that are each other's negative, one."""

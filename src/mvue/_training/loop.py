@@ -124,6 +124,7 @@ def train(
             first = abs(float(validate(*judging)["loss"]))
             state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
+    measure_excess = everywhere(same_everywhere(program.measure_excess, mesh), mesh)
     compile_seconds = time.perf_counter() - started
 
     checkpoints = None
@@ -148,7 +149,11 @@ def train(
 
     started -= history.last.get("seconds", 0.0)
     every = max(1, round(steps / schedule.validations))
-    anchored = {i * steps // anchors for i in range(anchors)} if control else set()
+    # The control variate is that of the penalty: before it there is none to measure.
+    begin = program.first_penalised
+    anchored = (
+        {begin + i * (steps - begin) // anchors for i in range(anchors)} if control else set()
+    )
     piece, saved = 1, time.perf_counter()
     outcome = _outcome(state, history, steps, schedule.patience)
     stop = 0
@@ -160,12 +165,18 @@ def train(
             step = int(state.step)
             if step >= renewed:
                 pool, renewed = pool_at(step)
+            if step == begin and program.lowers_weights and step < steps:
+                advance(step, "measuring errors")
+                key = jr.fold_in(keys.anchor, steps + step)
+                sums = measure_excess(state.average, key, constants)
+                state = state._replace(excess=program.places.excess.solve(sums))
             if control and step in anchored:
                 advance(step, "measuring the bias")
                 # Moments of one state and key, whatever came before: a resumed run has the same.
                 sums = measure(state.average, jr.fold_in(keys.anchor, step), constants, pool)
                 state = state._replace(anchor=control.solve(_copy(state.average), sums))
-            stops = [every - step % every, steps - step, *(a - step for a in anchored if a > step)]
+            halts = anchored | ({begin} if program.lowers_weights else set())
+            stops = [every - step % every, steps - step, *(a - step for a in halts if a > step)]
             count = min(piece, renewed - step, *stops)
             begun = time.perf_counter()
             state = run(state, jnp.asarray(count), keys.train, constants, pool)

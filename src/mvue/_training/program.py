@@ -5,6 +5,7 @@ of the step alone.
 """
 
 import copy
+import math
 from collections.abc import Callable, Hashable
 from typing import Any, Literal, NamedTuple
 
@@ -17,12 +18,13 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw
 from .._core.types import Estimator, Key
+from .._recipe.excess import ExcessSums
 from .._recipe.scoring import Places
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
 from ..losses._loss import Loss
-from ..losses._objectives import BiasConstrained
+from ..losses._objectives import BiasConstrained, OfTheta
 from ..nn._frozen import trainable
 from ..nn._staged import OnBaseline, finish, prepare
 from .batches import BatchSource, SimulatedBatches
@@ -65,6 +67,8 @@ class State(NamedTuple):
     nonfinite: Int[Array, ""]
     diverged: Bool[Array, ""]
     anchor: Anchor | None
+    excess: Float[Array, "f d"] | None
+    """Of the errors of stages over the expected ones, by which weights are lowered."""
     loss_unit: Float[Array, ""]
     """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
@@ -99,6 +103,9 @@ class Program:
                 "floating-point JAX arrays"
             )
         # The first loss of stages, before anything is learned, is no measure of what follows.
+        self.first_penalised = 0
+        if places is not None:
+            self.first_penalised = min(steps, math.ceil(self.settings.robust * steps))
         own_optimizer = isinstance(optimizer, optax.GradientTransformation)
         self.measures_loss = not own_optimizer and places is None
         if not isinstance(optimizer, optax.GradientTransformation):
@@ -122,8 +129,13 @@ class Program:
             nonfinite=jnp.asarray(0),
             diverged=jnp.asarray(False),
             anchor=None if self.control is None else self.control.first(anchor, self.d),
+            excess=None if self.places is None else self._no_excess(),
             loss_unit=jnp.ones(()),
         )
+
+    def _no_excess(self) -> Array:
+        assert self.places is not None
+        return jnp.zeros((self.places.excess.size(len(self.places.unit)), self.d))
 
     def candidate(self, state: State) -> PyTree:
         """The weights that training would return if it ended now."""
@@ -198,8 +210,54 @@ class Program:
         def add(i: Array, sums: BiasSums) -> BiasSums:
             return jax.tree.map(jnp.add, sums, batch(i))
 
-        batches = max(1, round(control.features.settings.share * self.steps))
+        penalised = self.steps - self.first_penalised
+        batches = max(1, round(control.features.settings.share * penalised))
         return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
+
+    def measure_excess(self, params: PyTree, key: Key, constants: PyTree) -> ExcessSums:
+        """What tells where the errors of these weights are larger than expected."""
+        source, places, loss = self.source, self.places, self.loss
+        assert places is not None
+        assert isinstance(source, SimulatedBatches)
+        assert isinstance(loss, BiasConstrained)
+        arrays = Arrays(params, constants)
+
+        def batch(i: Array) -> ExcessSums:
+            draw, _ = source.draw(jr.fold_in(key, i), ())
+            estimates = self.finish(arrays, self.prepare(arrays, draw.x))
+            unit = jnp.sqrt(loss.weights(draw))[:, None, :]
+            at = jax.vmap(places.of)(draw.theta, draw.y)
+            return places.excess.sums(at, (estimates - draw.y[:, None, :]) * unit)
+
+        def add(i: Array, sums: ExcessSums) -> ExcessSums:
+            return jax.tree.map(jnp.add, sums, batch(i))
+
+        size = places.excess.size(len(places.unit))
+        zero = ExcessSums(jnp.zeros((size, size)), jnp.zeros((size, self.d)))
+        return jax.lax.fori_loop(0, self.settings.excess_batches, add, zero)
+
+    @property
+    def lowers_weights(self) -> bool:
+        """Whether weights are lowered where errors are larger than expected."""
+        of_survey = isinstance(self.loss, BiasConstrained) and isinstance(self.loss.weight, OfTheta)
+        return self.places is not None and of_survey
+
+    def loss_of(self, state: State) -> Loss:
+        """The loss with the weights that the errors seen so far call for."""
+        loss, places, source = self.loss, self.places, self.source
+        if not self.lowers_weights:
+            return loss
+        assert places is not None
+        assert isinstance(source, SimulatedBatches)
+        assert isinstance(loss, BiasConstrained)
+        assert isinstance(loss.weight, OfTheta)
+        expected = loss.weight.weight
+
+        def weight(theta: Any) -> Array:
+            at = places.of(theta, source.problem.y_of(theta))
+            return expected(theta) * jnp.exp(-places.excess.of(state.excess, at))
+
+        return loss.weighted_by(weight)
 
     def run(
         self, state: State, count: Int[Array, ""], key: Key, constants: PyTree, pool: PyTree
@@ -218,29 +276,16 @@ class Program:
 
     def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
         draw, bad = self.source.draw(key, pool)
-        progress = state.step / self.steps
         prepared = self.prepare(Arrays(state.params, constants), draw.x)
-        noise = self.noise(state.anchor, draw, prepared, constants)
-
-        def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
-            estimates = self.finish(Arrays(params, constants), prepared)
-            known = {}
-            if noise is not None and self.control is not None:
-                known["control_variate"] = self.control.matched(noise, estimates, draw)
-            value = self.source.evaluate(self.loss, estimates, draw, progress, **known)
-            wanted = value / state.loss_unit
-            if self.places is not None:
-                share = robust_share(progress, self.settings)
-                # Adam takes a sudden growth of the gradient for a reason to leap.
-                if isinstance(self.loss, BiasConstrained):
-                    wanted /= 1 + self.loss.bias_weight_at(progress)
-                robust = self.robust(Arrays(params, constants), prepared, draw, progress)
-                # The loss may be infinite where its share is nothing.
-                wanted = jnp.where(share < 1, (1 - share) * jnp.where(share < 1, wanted, 0.0), 0.0)
-                wanted += share * robust
-            return wanted, (value, estimates)
-
-        (_, (value, estimates)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        if self.places is None:
+            value, estimates, grads = self.gradient(state, draw, prepared, constants)
+        else:
+            # While the loss is robust, neither the penalty nor its control variate is needed.
+            branches = self.gradient, self.robust_gradient
+            penalised = state.step >= self.first_penalised
+            value, estimates, grads = jax.lax.cond(
+                penalised, *branches, state, draw, prepared, constants
+            )
         updates, opt_state = self.optimizer.update(
             grads, state.opt_state, state.params, value=value
         )
@@ -266,10 +311,62 @@ class Program:
             lambda skip, keep: jnp.where(empty, skip, keep), skipped, kept._replace(diverged=~good)
         )
 
-    def robust(self, arrays: Arrays, prepared: PyTree, draw: Draw, progress: Array) -> Array:
-        """The robust loss of all states of a network with stages: c² log(1 + error² / c²)."""
+    def gradient(
+        self, state: State, draw: Draw, prepared: PyTree, constants: PyTree
+    ) -> tuple[Array, Array, PyTree]:
+        """The loss of a batch, its estimates, and the gradient that training follows."""
+        progress = state.step / self.steps
+        noise = self.noise(state.anchor, draw, prepared, constants)
+        loss = self.loss_of(state)
+
+        def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
+            arrays, robust = Arrays(params, constants), None
+            if self.places is None:
+                estimates = self.finish(arrays, prepared)
+            else:
+                estimates, robust = self.staged(arrays, prepared, draw, progress)
+            known = {}
+            if noise is not None and self.control is not None:
+                known["control_variate"] = self.control.matched(noise, estimates, draw)
+            value = self.source.evaluate(loss, estimates, draw, progress, **known)
+            wanted = value / state.loss_unit
+            if robust is not None:
+                share = robust_share(progress, self.settings)
+                # Adam takes a sudden growth of the gradient for a reason to leap.
+                if isinstance(self.loss, BiasConstrained):
+                    wanted /= 1 + self.loss.bias_weight_at(progress)
+                wanted = (1 - share) * wanted + share * robust
+            return wanted, (value, estimates)
+
+        (_, found), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        return *found, grads
+
+    def robust_gradient(
+        self, state: State, draw: Draw, prepared: PyTree, constants: PyTree
+    ) -> tuple[Array, Array, PyTree]:
+        """The same while the loss is robust."""
+        progress = state.step / self.steps
+
+        def objective(params: PyTree) -> tuple[Array, Array]:
+            arrays = Arrays(params, constants)
+            estimates, robust = self.staged(arrays, prepared, draw, progress)
+            return robust, estimates
+
+        (robust, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        return robust, estimates, grads
+
+    def staged(
+        self, arrays: Arrays, prepared: PyTree, draw: Draw, progress: Array
+    ) -> tuple[Float[Array, "n m d"], Array]:
+        """Estimates of a network with stages, and the robust loss of all its states.
+
+        That is c² log(1 + error² / c²), of nuisance parameters, too.
+        """
         assert self.places is not None
         states = self._map(lambda network, one: network.states(one), arrays, prepared)
+        estimates = self._map(
+            lambda network, one: network.in_units(one), arrays, states[:, :, -1, :]
+        )
         wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
         unit = jnp.asarray(self.places.unit)[None, None, None, :]
         scale = robust_scale(progress, self.settings)
@@ -278,7 +375,7 @@ class Program:
         value = jnp.mean(mean[: self.d])
         if mean.shape[0] > self.d:
             value += self.settings.nuisance_weight * jnp.mean(mean[self.d :])
-        return value
+        return estimates, value
 
     def validate(self, arrays: Arrays, key: Key, pool: PyTree) -> dict[str, Array]:
         """Loss, MSE and squared bias, with standard errors, on what training never sees."""
