@@ -28,6 +28,7 @@ from .._serialise.registry import register
 
 PIECE_NUMBERS = 2**23  # of x, simulated at a time
 SURE = 3.0  # standard errors
+CHANCE = 5.0  # standard errors that the largest of many differences may have by chance
 
 
 @register(name="mvue.Judgement")
@@ -111,7 +112,7 @@ def judge(
         settings: how many values and simulations, and what counts as good.
         key: for the simulations.
     """
-    at_key, draw_key, bound_key = jr.split(key, 3)
+    at_key, draw_key, bound_key, circle_key = jr.split(key, 4)
     theta = _values(survey, settings.values, at_key)
     y = np.asarray(jax.vmap(problem.y_of)(theta), np.float64)
     expected, words = _expected(problem, survey, theta, bound_key)
@@ -139,7 +140,7 @@ def judge(
         (),
         (),
     )
-    return _judged(verdict, found.bias * unit, problem, survey, settings)
+    return _judged(verdict, found.bias * unit, problem, survey, settings, circle_key)
 
 
 def _values(survey: Survey, count: int, key: Key) -> Theta:
@@ -220,6 +221,7 @@ def _judged(
     problem: Problem,
     survey: Survey,
     settings: VerdictSettings,
+    key: Key,
 ) -> Verdict:
     """The verdict with its words."""
     names = problem.names or tuple(f"y[{j}]" for j in range(verdict.y.shape[1]))
@@ -266,7 +268,15 @@ def _judged(
             "summaries= of your own",
             "a network of your own",
         ]
-    if biased.any():
+    closed = _closed(problem, survey, settings, key) if biased.any() else []
+    if closed:
+        # This is why; what else is wrong follows from it.
+        reasons.append(
+            f"the data are alike at both ends of {', '.join(closed)}, as those of an angle: where "
+            "such a range is cut, no estimate of the value itself can be unbiased"
+        )
+        advice += ["sine and cosine as the target", "a range that is no full circle"]
+    elif biased.any():
         advice += ["more steps", "a narrower prior"]
         below = biased & (error < settings.fair_error)
         if below.any() and not wide.any():
@@ -292,6 +302,40 @@ def _not_followed(verdict: Verdict, bias: np.ndarray, settings: VerdictSettings)
     beyond_chance = np.abs(verdict.bias_over_sd) > SURE * verdict.bias_over_sd_se
     size = np.sqrt(np.nanmean(np.where(beyond_chance & np.isfinite(bias), bias, 0.0) ** 2, axis=0))
     return size > settings.not_followed * spread
+
+
+def _closed(problem: Problem, survey: Survey, settings: VerdictSettings, key: Key) -> list[str]:
+    """Coordinates of theta at whose ends the data look the same, and in between they do not."""
+    prior = survey.training_prior
+    if not isinstance(prior, TrainingPrior):
+        return []
+    some = jax.tree.map(lambda leaf: leaf[: settings.alike], survey.pilot.theta)
+    rows = jax.vmap(prior.coordinates.from_theta)(some)
+
+    @jit
+    def moments(key: Key, rows: Array) -> tuple[Array, Array]:
+        theta = jax.vmap(prior.coordinates.to_theta)(rows)
+        x = held(lambda key: jax.vmap(problem.simulate)(jr.split(key, len(rows)), theta), key)
+        seen = jax.vmap(survey.statistics.inputs)(x)
+        return seen.mean(axis=0), seen.var(axis=0) / len(rows)
+
+    def distance(one: tuple[Array, Array], other: tuple[Array, Array]) -> float:
+        means, variances = zip(one, other, strict=True)
+        noise = np.sqrt(np.asarray(sum(variances), np.float64))
+        gap = np.abs(np.asarray(means[0] - means[1], np.float64))
+        return float(np.max(gap[noise > 0] / noise[noise > 0], initial=0.0))
+
+    found = []
+    for k, along in enumerate(survey.ranges[: settings.looked_at]):
+        low, high = along.interest
+        keys = jr.split(jr.fold_in(key, k), 3)
+        first, middle, last = (
+            moments(one, rows.at[:, k].set(at))
+            for one, at in zip(keys, (low, (low + high) / 2, high), strict=True)
+        )
+        if distance(first, last) < CHANCE < CHANCE**2 / 2 < distance(first, middle):
+            found.append(along.name)
+    return found
 
 
 def _unidentified(problem: Problem, survey: Survey, settings: VerdictSettings) -> list[str]:

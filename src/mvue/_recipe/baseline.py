@@ -30,6 +30,7 @@ from ..nn._standardize import mean_and_deviation
 from .settings import BaselineSettings
 from .survey import Survey, unit_scale
 
+MUCH_BETTER = 0.9  # share of the squared error that is left
 FARTHEST = 1e12  # standard deviations; larger numbers may be infinite
 
 
@@ -142,12 +143,17 @@ def fit_baseline(
     if only_plug_in:
         return Start(plug_in, None, ())
     scaling = _scaling(first.natural, settings.fewest_draws)
-    baseline = _fit_linear(some, plug_in, scaling, settings)
-    error = _error(plug_in, baseline, fresh)
-    if max(error) > settings.hopeless:
-        return Start(plug_in, baseline, error)
-    baseline = _fit_linear([*some, *pieces], plug_in, scaling, settings)
-    return Start(plug_in, baseline, _error(plug_in, baseline, fresh))
+    start = _best(plug_in, _fit_linear(some, plug_in, scaling, settings), fresh)
+    if max(start.error) > settings.hopeless:
+        return start
+    return _best(plug_in, _fit_linear([*some, *pieces], plug_in, scaling, settings), fresh)
+
+
+def _best(plug_in: PlugIn, baselines: list[Baseline], fresh: _Piece) -> Start:
+    """The first baseline, unless a later one is much better on simulations that are new."""
+    starts = [Start(plug_in, one, _error(plug_in, one, fresh)) for one in baselines]
+    best = min(starts, key=lambda start: max(start.error))
+    return best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
 
 
 def _error(plug_in: PlugIn, baseline: Baseline, piece: _Piece) -> tuple[float, ...]:
@@ -229,8 +235,8 @@ def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSet
 
 def _fit_linear(
     pieces: list[_Piece], plug_in: PlugIn, scaling: Affine, settings: BaselineSettings
-) -> Baseline:
-    """A weighted linear bias constrained estimator."""
+) -> list[Baseline]:
+    """Weighted linear bias constrained estimators, one for each ridge."""
     unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
     @jit
@@ -252,8 +258,13 @@ def _fit_linear(
             finite = np.isfinite(rows).all(axis=(1, 2))
             scale = np.exp(-piece.log_sd[finite, j].astype(np.float64))
             total[j].add(rows[finite] * scale[:, None, None], piece.y[finite, j] * scale)
-    solutions = [moments.solve(settings.bias_weight, settings.linear_ridge) for moments in total]
-    return Baseline(scaling, _array(np.stack(solutions)))
+    return [
+        Baseline(
+            scaling,
+            _array(np.stack([moments.solve(settings.bias_weight, ridge) for moments in total])),
+        )
+        for ridge in settings.linear_ridges
+    ]
 
 
 class _UnitMoments:

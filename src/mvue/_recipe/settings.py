@@ -107,8 +107,9 @@ class BaselineSettings(Settings):
     """Size of their arguments, in standard deviations."""
     ridge: float = setting(1e-4)
     """Of the plug-in estimate, for standardised statistics."""
-    linear_ridge: float = setting(1e-5)
-    """Of the linear estimator."""
+    linear_ridges: tuple[float, ...] = setting((1e-5, 1e-8, 1e-11))
+    """Of the linear estimator: the first, unless a later one is much better on new simulations, as
+    where y is told to a small share of its range."""
     bias_weight: float = setting(20.0, least=0.0)
     """λ of the linear estimator; the network takes out the rest of the bias."""
     largest_input: float = setting(5.0)
@@ -279,6 +280,8 @@ class VerdictSettings(Settings):
     nothing about it."""
     not_followed: float = setting(0.25)
     """Share of the spread of a parameter that the bias is, where estimates do not follow it."""
+    alike: int = setting(512, least=2)
+    """Simulations that tell whether the data are the same at both ends of a range."""
     looked_at: int = setting(64)
     """Units whose expected error tells that."""
 

@@ -30,12 +30,14 @@ from .._runtime.jit import jit
 from .._summaries.joint import Summaries, choose_statistics
 from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
+from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
 
 LARGEST_PILOT = 2**26  # numbers simulated at first
+FEWEST_STEPS = 1000  # numbers in a range, below which rounding hides what is measured
 RESOLUTION = 1e-6  # of a number: what is left of it is rounding
 
 
@@ -285,6 +287,8 @@ def _expected_error(
     slopes = np.gradient(tables, axis=1) / (widths / last)[:, None]
     local = np.stack([np.interp(place[:, k], grid, slopes[k]) for k in range(p)], axis=1)
     covariance, good = look.covariance(theta, step * np.abs(local), tables[:, 0], tables[:, -1])
+    if not good.any():
+        raise _nothing_seen(coordinates.names, tables)
     theta, covariance, place = theta[good], covariance[good], place[good]
     noise = look.rng.normal(size=(model.spread // 2, p))
     noise = np.concatenate([noise, -noise])
@@ -332,6 +336,23 @@ def _expected_error(
         return of_both(jnp.concatenate([place_of(theta), along]))
 
     return log_sd
+
+
+def _nothing_seen(names: Iterable[str], tables: np.ndarray) -> SimulatorError:
+    """The error for a simulator whose data the survey cannot tell apart anywhere."""
+    low, high = tables[:, 0], tables[:, -1]
+    steps = (high - low) / (np.spacing(np.abs(tables).max(axis=1).astype(jnp.result_type(float))))
+    coarse = [name for name, count in zip(names, steps, strict=True) if count < FEWEST_STEPS]
+    if coarse:
+        return SimulatorError(
+            f"the range of {', '.join(coarse)} has but {steps.min():.0f} different numbers in "
+            "single precision: subtract an offset from theta and from x, or use double precision "
+            "(jax.config.update('jax_enable_x64', True))"
+        )
+    return SimulatorError(
+        "measurements were not seen to change with theta anywhere: simulate must use theta, and "
+        "return finite numbers with noise"
+    )
 
 
 def unit_scale(y: np.ndarray, log_sd: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
