@@ -100,3 +100,17 @@ def test_no_verdict_without_a_survey(line, key):
     from helpers.plain import plain_fit
 
     assert plain_fit(line, key=key, steps=1).verdict is None
+
+
+def test_angles_are_named(key):
+    """Over a full circle the data at both ends are the same."""
+    problem = mvue.Problem(
+        dist.Uniform(-np.pi, np.pi),
+        lambda k, t: jnp.stack([jnp.cos(t), jnp.sin(t)]) + 0.2 * jr.normal(k, (2,)),
+        names=("angle",),
+    )
+    seen = mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
+    found = verdict(lambda x: jnp.arctan2(x[1], x[0]), problem, seen, key)
+    assert found.judgement is Judgement.POOR
+    assert "alike at both ends of angle" in str(found)
+    assert "sine and cosine" in str(found)

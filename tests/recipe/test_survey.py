@@ -8,9 +8,10 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
-from helpers.hasty import HASTY_SURVEY
+from helpers.hasty import HASTY, HASTY_SURVEY
 from mvue._core.ranges import ranges_of
 from mvue._linear.refit import LinearReadout
+from mvue._recipe.baseline import fit_baseline
 from mvue.problems import textbook
 
 N = 8
@@ -249,3 +250,33 @@ def test_no_tuning_comes_near_the_best_unbiased_estimator(swept_key):
     assert report.summary("learned")["max_bias_over_sd"] < 0.06 + 3 * error
     ratio, ratio_se = report.mse_ratio("learned", "best")
     assert (ratio - 3 * ratio_se).max() < 1.12
+
+
+def test_data_that_do_not_change_with_theta_are_refused(key):
+    problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda k, t: jr.normal(k, (N,)) + 0 * t)
+    with pytest.raises(mvue.exceptions.SimulatorError, match="not seen to change with theta"):
+        mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
+
+
+def test_ranges_that_single_precision_does_not_resolve_are_refused(key):
+    problem = mvue.Problem(dist.Uniform(1e6, 1e6 + 1), lambda k, t: t + 0.05 * jr.normal(k, (N,)))
+    with pytest.raises(mvue.exceptions.SimulatorError, match="subtract an offset"):
+        mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
+
+
+@pytest.mark.parametrize(("low", "sd"), [(300.0, 0.05), (0.0, 1e-4)])
+def test_closed_form_of_a_location_in_a_wide_range(low, sd, key):
+    """The mean is linear in the summaries, however small its error is against its range."""
+    problem = mvue.Problem(dist.Uniform(low, low + 1), lambda k, t: t + sd * jr.normal(k, (N,)))
+    seen = mvue.survey(problem, key=key, recipe=HASTY)
+    start = fit_baseline(problem, seen, key=key)
+    assert max(start.error) < 1.3
+
+
+def test_training_reaches_further_beyond_wide_ranges(key):
+    problem = mvue.Problem(
+        dist.Uniform(jnp.zeros(2), jnp.array([100.0, 10.0])).to_event(1),
+        lambda k, t: t + jr.normal(k, (2,)),
+    )
+    wide, narrow = mvue.survey(problem, key=key, recipe=HASTY_SURVEY).ranges
+    assert wide.training[1] - 100 > 1.4 * (narrow.training[1] - 10)

@@ -1,15 +1,24 @@
-"""Compiled programs do not keep every problem alive that was ever used."""
+"""Compiled programs: what they keep alive, compute once, and do in either precision."""
 
 import gc
 import weakref
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import numpyro.distributions as dist
+import pytest
 
 import mvue
 from mvue._core.sampling import compiled_draw
-from mvue._runtime.jit import KEPT, forgetful_jit
+from mvue._runtime.jit import (
+    KEPT,
+    forgetful_jit,
+    held,
+    in_double_precision,
+    in_either_precision,
+)
 
 
 class Owner:
@@ -48,3 +57,52 @@ def test_problems_that_were_drawn_from_are_freed():
     del problem
     gc.collect()
     assert sum(ref() is not None for ref in alive) <= KEPT
+
+
+def test_held_results_are_computed_once():
+    """Random numbers that many results use are in a branch of their own, and the same."""
+
+    def many(numbers):
+        return jnp.stack([jnp.sum(numbers[k:] * numbers[: 50 - k]) for k in range(8)])
+
+    def plain(key):
+        return many(jr.normal(key, (50,)))
+
+    def once(key):
+        return many(held(lambda key: jr.normal(key, (50,)), key))
+
+    compiled = jax.jit(once).lower(jr.key(0)).compile()
+    assert " conditional(" in compiled.as_text()
+    keys = jr.split(jr.key(1), 3)
+    assert jnp.allclose(jax.jit(once)(keys[0]), plain(keys[0]), atol=1e-5)
+    assert jnp.allclose(jax.vmap(once)(keys), jax.vmap(plain)(keys), atol=1e-5)
+
+
+def test_numpy_constants_in_both_precisions():
+    """What closes over an array of NumPy compiles in double precision after single, and back."""
+    times = np.linspace(0.0, 3.0, 16)
+
+    def curve(rate):
+        return rate * jnp.exp(-rate * times)
+
+    exact = 2.0 * np.exp(-2.0 * times)
+    for _ in range(2):
+        single = in_either_precision(lambda: jax.jit(curve)(jnp.asarray(2.0)))
+        double = in_double_precision(
+            lambda: np.asarray(jax.jit(lambda rate: curve(rate))(jnp.asarray(2.0)))
+        )
+        assert single.dtype == jnp.float32
+        np.testing.assert_allclose(single, exact, rtol=1e-5)
+        np.testing.assert_allclose(double, exact, rtol=1e-14)
+
+
+def test_other_errors_are_not_tried_again():
+    calls = []
+
+    def fails():
+        calls.append(1)
+        raise ValueError("of its own")
+
+    with pytest.raises(ValueError, match="of its own"):
+        in_either_precision(fails)
+    assert len(calls) == 1

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
 from .._core.problem import Problem, check_problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
-from .._runtime.jit import in_double_precision
+from .._runtime.jit import forget_constants, in_double_precision
 from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError
 from .fisher import informations
@@ -119,8 +120,26 @@ def bounds(
     progress: Progress = SILENT,
 ) -> Bounds:
     """Bounds at K values of theta, leaves (K, ...), for transform(y) where one is given."""
-    if method == "auto" and problem.crb is not None:
-        return _given(problem, thetas, transform)
+    try:
+        if method == "auto" and problem.crb is not None:
+            return _given(problem, thetas, transform)
+        return _computed(problem, thetas, transform, method, key, samples, relative_error, progress)
+    finally:
+        one = jax.tree.map(lambda leaf: leaf[0], thetas)
+        forget_constants(problem.simulate, jr.key(0), one)
+
+
+def _computed(
+    problem: Problem,
+    thetas: Theta,
+    transform: Callable[[Any], Any] | None,
+    method: str,
+    key: Key | None,
+    samples: int | None,
+    relative_error: float | None,
+    progress: Progress,
+) -> Bounds:
+    """Bounds from the Fisher information."""
     layout = layout_of(problem)
     flat = theta_rows(thetas)
     found = informations(

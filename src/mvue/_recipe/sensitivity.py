@@ -103,7 +103,8 @@ class Look:
 
         def simulated(down: Array, up: Array, key: Key, signs: Array) -> Measurement:
             middle, half = (up + down) / 2, (up - down) / 2
-            theta = jax.vmap(self.ranges.coordinates.to_theta)(middle + half * signs)
+            rows = middle[None, :] + half[None, :] * signs
+            theta = jax.vmap(self.ranges.coordinates.to_theta)(rows)
             return jax.vmap(self.problem.simulate)(jr.split(key, pairs), theta)
 
         x = [
@@ -161,7 +162,9 @@ class Look:
         chance = np.sum(inverse * scatter) / pairs
         shown = np.maximum(np.diagonal(information), np.finfo(float).tiny)
         kept = np.sqrt(np.clip(1 - chance / shown, self.recipe.survey.least_shown, 1.0))
-        return information * np.outer(kept, kept) / np.outer(half, half)
+        # A step that rounding takes to nothing tells nothing: the point is left out.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return information * np.outer(kept, kept) / np.outer(half, half)
 
     def covariance(
         self, theta: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray

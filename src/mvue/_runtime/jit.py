@@ -88,10 +88,16 @@ def in_either_precision(function: Callable[[], T]) -> T:
         if not any(sign in str(error) for sign in PRECISIONS_CLASH):
             raise
     jax.clear_caches()
-    try:
-        return function()
-    finally:
-        jax.clear_caches()  # for whoever comes next in the precision of before
+    return function()
+
+
+def forget_constants(function: Callable[..., Any], *args: Any) -> None:
+    """After a function was compiled in double precision: let others compile it in single.
+
+    Nothing is done where it uses no arrays but its arguments, which are given or their shapes.
+    """
+    if jax.make_jaxpr(function)(*args).consts:
+        jax.clear_caches()
 
 
 def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:

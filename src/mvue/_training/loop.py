@@ -165,10 +165,10 @@ def train(
             step = int(state.step)
             if step >= renewed:
                 pool, renewed = pool_at(step)
-            if step == begin and program.lowers_weights and step < steps:
+            if step == begin and program.lowers_weights:
+                assert program.places is not None
                 advance(step, "measuring errors")
-                key = jr.fold_in(keys.anchor, steps + step)
-                sums = measure_excess(state.average, key, constants)
+                sums = measure_excess(state.average, jr.fold_in(keys.anchor, steps), constants)
                 state = state._replace(excess=program.places.excess.solve(sums))
             if control and step in anchored:
                 advance(step, "measuring the bias")

@@ -248,14 +248,15 @@ class Program:
         if not self.lowers_weights:
             return loss
         assert places is not None
+        assert state.excess is not None
         assert isinstance(source, SimulatedBatches)
         assert isinstance(loss, BiasConstrained)
         assert isinstance(loss.weight, OfTheta)
-        expected = loss.weight.weight
+        expected, coefficients = loss.weight.weight, state.excess
 
         def weight(theta: Any) -> Array:
             at = places.of(theta, source.problem.y_of(theta))
-            return expected(theta) * jnp.exp(-places.excess.of(state.excess, at))
+            return expected(theta) * jnp.exp(-places.excess.of(coefficients, at))
 
         return loss.weighted_by(weight)
 
