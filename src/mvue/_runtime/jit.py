@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.extend.core import jaxpr_as_fun
 
 LEVEL = "xla_backend_optimization_level"
 T = TypeVar("T")
@@ -60,13 +61,16 @@ def held(function: Callable[..., Any], key: Any, *args: Any) -> Any:
     condition that is known at run time only are computed once. Not under `jax.vmap` of the key,
     which turns conditions into selections.
     """
-    shapes = jax.eval_shape(function, key, *args)
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(key, *args)
+    shapes, structure = jax.tree.flatten(shapes)
     always = jr.key_data(key).ravel()[0] | 1 != 0
 
     def never(*_: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
 
-    return jax.lax.cond(always, function, never, key, *args)
+    leaves = jax.tree.leaves((key, *args))
+    found = jax.lax.cond(always, jaxpr_as_fun(traced), never, *leaves)
+    return jax.tree.unflatten(structure, found)
 
 
 def in_double_precision(function: Callable[[], T]) -> T:
