@@ -29,7 +29,7 @@ from helpers.layouts import statistics_for
 from mvue._finish.calibration import Calibrated, Calibration
 from mvue._recipe.baseline import Baseline, PlugIn
 from mvue._recipe.network import Corrected
-from mvue._recipe.scoring import Places, scored_network
+from mvue._recipe.scoring import scored_network
 from mvue._summaries.sets import Statistics
 from mvue._training.input_range import TrainedOn
 from mvue.nn import Affine
@@ -157,9 +157,8 @@ def scored(kind, shape, *, is_complex=False):
     statistics = statistics_for([x], kind=kind)
     size = jax.eval_shape(statistics.inputs, [x[0]]).shape[0]
     plug_in = _plug_in(size, (200.0, 9.0))
-    places = Places(lambda theta, y: y, (0.01, 0.2, 0.1))
     settings = mvue.Recipe.Network(stages=2, rank=5, width=6, first_width=7, hidden_state=2)
-    network = scored_network(statistics, plug_in, places, settings, key=jr.key(0))
+    network = scored_network(statistics, plug_in, (0.01, 0.2, 0.1), settings, key=jr.key(0))
     tables = plug_in.scale, plug_in.table
     powers, layers, ripples = ((0, 0, 0), (1, 0, 0), (0, 1, 1)), ((0, 1, 0.05),), ((0, 3),)
     coefficients = 0.1 * jr.normal(jr.key(1), (2, 6))

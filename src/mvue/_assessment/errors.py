@@ -18,7 +18,7 @@ from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, rescale, summarize
 from .._runtime.devices import everywhere, mapped, mesh_for, same_everywhere, whole_shares
-from .._runtime.jit import held
+from .._runtime.jit import held, in_either_precision
 from .._runtime.progress import Progress
 from ..losses._functions import unit_mse, unit_squared_bias
 from .report import PriorAverage
@@ -121,7 +121,9 @@ class ErrorPieces:
             advance(0, "compiling")
             for begin in range(0, repeats, size):
                 start = jnp.asarray(begin)
-                errors = self.errors(key, rows(start, theta, truth))
+                errors = in_either_precision(
+                    lambda start=start: self.errors(key, rows(start, theta, truth))
+                )
                 if total is None:
                     # Powers of very small or large errors would leave the range of single
                     # precision: the first piece tells their size, in which all are measured.

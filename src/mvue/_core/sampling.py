@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._runtime.jit import forgetful_jit
+from .._runtime.jit import forgetful_jit, in_either_precision
 from ..exceptions import SimulatorError
 from .problem import Draw, Problem
 from .types import Key
@@ -46,7 +46,7 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
 def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     """`Problem.draw`, compiled."""
-    return _draw(problem, key, n, m)
+    return in_either_precision(lambda: _draw(problem, key, n, m))
 
 
 @forgetful_jit

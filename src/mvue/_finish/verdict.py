@@ -23,7 +23,7 @@ from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.settings import VerdictSettings
 from .._recipe.survey import Survey, TrainingPrior
-from .._runtime.jit import held, jit
+from .._runtime.jit import held, in_either_precision, jit
 from .._serialise.registry import register
 
 PIECE_NUMBERS = 2**23  # of x, simulated at a time
@@ -208,7 +208,8 @@ def _errors(
     count = -(-wanted // size)
     total: Any = None
     for i in range(count):
-        part = piece(jr.fold_in(key, i), arrays, theta, truth, scale).on_host()
+        inputs = jr.fold_in(key, i), arrays, theta, truth, scale
+        part = in_either_precision(lambda inputs=inputs: piece(*inputs)).on_host()
         total = part if total is None else merge(total, part)
     return total, count * size
 

@@ -100,12 +100,10 @@ class Baseline(Frozen):
         corrections = jnp.exp(log_sd) * (of_corrections @ jnp.append(inputs, 1.0))
         return of_plug_in[:, 0] * plug_in + corrections + of_natural @ self._shared(natural)
 
-    def rows(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
-        """What the estimate is a linear function of, for each component, (d, q)."""
-        corrections = jnp.exp(log_sd)[:, None] * jnp.append(inputs, 1.0)[None, :]
-        shared = self._shared(natural)
-        shared = jnp.broadcast_to(shared, (plug_in.shape[0], shared.shape[0]))
-        return jnp.concatenate([plug_in[:, None], corrections, shared], axis=1)
+    def row(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
+        """What the estimate of one component is a linear function of, (q,)."""
+        corrections = jnp.exp(log_sd) * jnp.append(inputs, 1.0)
+        return jnp.concatenate([plug_in[None], corrections, self._shared(natural)])
 
     def _shared(self, natural: Float[Array, " f"]) -> Float[Array, " g"]:
         return jnp.append(_scaled(self.natural, natural), 1.0)
@@ -190,8 +188,12 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterat
         made += 1
         yield _Piece(*(part[finite] for part in parts))
         if made == 1:
+            inputs, natural, y, _ = parts
             numbers = sum(part.size for part in parts)
-            count = int(np.clip(settings.largest_total // numbers, 2, count))
+            terms = 2 + inputs.shape[2] + natural.shape[2]
+            work = 2 * y.shape[1] * inputs.shape[0] * inputs.shape[1] * terms**2
+            most = min(settings.largest_total // numbers, settings.operations // work)
+            count = int(np.clip(most, 2, count))
 
 
 def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSettings) -> PlugIn:
@@ -232,21 +234,24 @@ def _fit_linear(
     unfitted = Baseline(scaling, jnp.zeros((0, 0)))
 
     @jit
-    @jax.vmap
-    @jax.vmap
-    def rows_of(inputs: Array, natural: Array) -> Array:
-        plugged, log_sd, _ = plug_in(inputs)
-        return unfitted.rows(plugged, log_sd, plug_in.inputs(inputs), natural)
+    def rows_of(inputs: Array, natural: Array, j: Array) -> Array:
+        """Of one component: those of all at once would be too many."""
+
+        def one(inputs: Array, natural: Array) -> Array:
+            plugged, log_sd, _ = plug_in(inputs)
+            return unfitted.row(plugged[j], log_sd[j], plug_in.inputs(inputs), natural)
+
+        return jax.vmap(jax.vmap(one))(inputs, natural)
 
     total: list[_UnitMoments] = []
     for piece in pieces:
-        rows = np.asarray(rows_of(piece.inputs, piece.natural), np.float64)
-        finite = np.isfinite(rows).all(axis=(1, 2, 3))
-        inverse_sd = np.exp(-piece.log_sd[finite].astype(np.float64))
-        total = total or [_UnitMoments(rows.shape[3]) for _ in range(rows.shape[2])]
-        for j, moments in enumerate(total):
-            scale = inverse_sd[:, j]
-            moments.add(rows[finite, :, j] * scale[:, None, None], piece.y[finite, j] * scale)
+        d = piece.y.shape[1]
+        for j in range(d):
+            rows = np.asarray(rows_of(piece.inputs, piece.natural, jnp.asarray(j)), np.float64)
+            total = total or [_UnitMoments(rows.shape[2]) for _ in range(d)]
+            finite = np.isfinite(rows).all(axis=(1, 2))
+            scale = np.exp(-piece.log_sd[finite, j].astype(np.float64))
+            total[j].add(rows[finite] * scale[:, None, None], piece.y[finite, j] * scale)
     solutions = [moments.solve(settings.bias_weight, settings.linear_ridge) for moments in total]
     return Baseline(scaling, _array(np.stack(solutions)))
 

@@ -97,7 +97,7 @@ def default_network(
     plug_in, sizes = start.plug_in, survey.recipe.network
     if not correction and max(start.error) > sizes.good_start:
         places = places_of(survey, plug_in, sizes)
-        network = scored_network(survey.statistics, plug_in, places, sizes, key=network_key)
+        network = scored_network(survey.statistics, plug_in, places.unit, sizes, key=network_key)
         return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()
     d = y.shape[0]

@@ -116,13 +116,18 @@ def places_of(survey: Survey, plug_in: PlugIn, settings: NetworkSettings) -> Pla
 
 
 def scored_network(
-    statistics: Summaries, plug_in: PlugIn, places: Places, settings: NetworkSettings, *, key: Key
+    statistics: Summaries,
+    plug_in: PlugIn,
+    units: tuple[float, ...],
+    settings: NetworkSettings,
+    *,
+    key: Key,
 ) -> Scored:
-    """The network with sizes that fit the problem."""
+    """The network with sizes that fit the problem; `units` are those of `Places`."""
     size = plug_in.scaling.shift.shape[0] + 2 * plug_in.scale.shape[0]
     octaves = tuple(
         int(np.clip(math.log2(1 / (unit * settings.finest_wave)), 0, settings.most_octaves))
-        for unit in places.unit
+        for unit in units
     )
     state = len(octaves) + settings.hidden_state
     first_key, *keys = jr.split(key, settings.stages + 1)
@@ -131,7 +136,7 @@ def scored_network(
         for stage_key in keys
     )
     first = eqx.nn.MLP(size, state, settings.first_width, 2, jax.nn.gelu, key=first_key)
-    return Scored(statistics, plug_in, first, stages, octaves, places.unit)
+    return Scored(statistics, plug_in, first, stages, octaves, units)
 
 
 def _order(values: np.ndarray) -> np.ndarray:

@@ -99,6 +99,8 @@ class BaselineSettings(Settings):
     """Squared error over the expected one, after a few pieces, at which no more are simulated."""
     largest_total: int = setting(2**26)
     """Numbers held of all pieces; of large measurements there are fewer pieces."""
+    operations: int = setting(2**40)
+    """Of the least squares; of many parameters and statistics there are fewer pieces."""
     random_features: int = setting(200)
     """Of the plug-in estimate."""
     feature_scale: float = setting(1.5)

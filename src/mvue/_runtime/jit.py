@@ -70,20 +70,28 @@ def held(function: Callable[..., Any], key: Any, *args: Any) -> Any:
 
 
 def in_double_precision(function: Callable[[], T]) -> T:
-    """What a function returns when JAX computes in double precision.
-
-    JAX keeps constants from NumPy, such as the times of samples, in the precision in which a
-    function was first traced: a model that was simulated in single precision may then not compile.
-    In that case all that JAX has traced is forgotten, and it is done once more.
-    """
+    """What a function returns when JAX computes in double precision."""
     with jax.enable_x64(True):
-        try:
-            return function()
-        except Exception as error:
-            if not any(sign in str(error) for sign in PRECISIONS_CLASH):
-                raise
-        jax.clear_caches()
+        return in_either_precision(function)
+
+
+def in_either_precision(function: Callable[[], T]) -> T:
+    """What a function returns whose parts may have been compiled in the other precision before.
+
+    JAX remembers the types of NumPy arrays that a function uses, such as the times of samples in a
+    simulator, regardless of the precision: what was traced in one may not compile in the other. In
+    that case all that was traced is forgotten, and it is done once more.
+    """
+    try:
         return function()
+    except Exception as error:
+        if not any(sign in str(error) for sign in PRECISIONS_CLASH):
+            raise
+    jax.clear_caches()
+    try:
+        return function()
+    finally:
+        jax.clear_caches()  # for whoever comes next in the precision of before
 
 
 def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:
