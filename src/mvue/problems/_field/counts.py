@@ -20,7 +20,7 @@ def fluorescence_lifetime(bins: int = 32) -> FieldProblem:
 
     def mean(theta: Array) -> Array:
         lifetime, photons, background = theta
-        reached = -jnp.expm1(-edges / lifetime)
+        reached = -jnp.expm1(-jnp.asarray(edges) / lifetime)
         signal = jnp.diff(reached) / reached[-1]
         return 10**photons * ((1 - background) * signal + background / bins)
 
@@ -43,7 +43,7 @@ def fluorescence_lifetime(bins: int = 32) -> FieldProblem:
 def mutation_rate(samples: int = 40) -> FieldProblem:
     """A site-frequency spectrum: the scaled mutation rate."""
     carriers = np.arange(1, samples)
-    model = PoissonCounts(lambda theta: theta[0] / carriers)
+    model = PoissonCounts(lambda theta: theta[0] / jnp.arange(1.0, samples))
 
     def watterson(x: Array) -> Array:
         return jnp.sum(x)[None] / np.sum(1 / carriers)

@@ -20,7 +20,7 @@ def decay(n: int = 16) -> FieldProblem:
     return _curve(
         "decay",
         f"rate of an exponential decay, {n} samples, amplitude unknown",
-        lambda theta: theta[1] * jnp.exp(-theta[0] * times),
+        lambda theta: theta[1] * jnp.exp(-theta[0] * jnp.asarray(times)),
         0.05,
         [(0.3, 3.0), (0.7, 1.5)],
         ("rate",),
@@ -32,10 +32,16 @@ def decay(n: int = 16) -> FieldProblem:
 def damped_oscillation(n: int = 40) -> FieldProblem:
     """A damped oscillation: its frequency."""
     times = np.linspace(0, 4, n)
+
+    def mean(theta: Array) -> Array:
+        frequency, damping, size = theta
+        now = jnp.asarray(times)
+        return size * jnp.exp(-damping * now) * jnp.cos(frequency * now)
+
     return _curve(
         "damped-oscillation",
         f"frequency of a damped oscillation, {n} samples, damping and amplitude unknown",
-        lambda theta: theta[2] * jnp.exp(-theta[1] * times) * jnp.cos(theta[0] * times),
+        mean,
         0.1,
         [(4.0, 8.0), (0.2, 0.8), (0.8, 1.5)],
         ("frequency",),
@@ -47,10 +53,15 @@ def damped_oscillation(n: int = 40) -> FieldProblem:
 def two_exponentials(n: int = 40) -> FieldProblem:
     """A sum of two decays: both rates."""
     times = np.linspace(0, 6, n)
+
+    def mean(theta: Array) -> Array:
+        now = jnp.asarray(times)
+        return theta[2] * jnp.exp(-theta[0] * now) + theta[3] * jnp.exp(-theta[1] * now)
+
     return _curve(
         "two-exponentials",
         f"rates of a sum of two decays, {n} samples, amplitudes unknown",
-        lambda theta: theta[2] * jnp.exp(-theta[0] * times) + theta[3] * jnp.exp(-theta[1] * times),
+        mean,
         0.02,
         [(0.3, 1.0), (3.0, 8.0), (0.5, 1.5), (0.5, 1.5)],
         ("slow rate", "fast rate"),
@@ -65,7 +76,7 @@ def michaelis_menten() -> FieldProblem:
     return _curve(
         "michaelis-menten",
         f"largest speed and Michaelis constant from {len(amounts)} speeds of a reaction",
-        lambda theta: theta[0] * amounts / (theta[1] + amounts),
+        lambda theta: theta[0] / (1 + theta[1] / jnp.asarray(amounts)),
         0.03,
         [(0.8, 1.5), (0.3, 3.0)],
         ("largest speed", "Michaelis constant"),
@@ -103,7 +114,8 @@ def ivim(snr: int) -> FieldProblem:
 def ivim_signal(theta: Array) -> Array:
     """The signal at all b-values."""
     diffusion, fraction, pseudo, size = theta
-    slow, fast = jnp.exp(-B_VALUES * diffusion), jnp.exp(-B_VALUES * pseudo)
+    b = jnp.asarray(B_VALUES)
+    slow, fast = jnp.exp(-b * diffusion), jnp.exp(-b * pseudo)
     return size * ((1 - fraction) * slow + fraction * fast)
 
 

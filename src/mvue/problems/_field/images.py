@@ -29,7 +29,7 @@ def field_range(side: int = 12) -> FieldProblem:
         "field-range",
         f"range of a Gaussian field on {side} x {side} pixels, variance unknown",
         side,
-        lambda theta: theta[1] ** 2 * jnp.exp(-distance / theta[0]),
+        lambda theta: theta[1] ** 2 * jnp.exp(-jnp.asarray(distance) / theta[0]),
         [(1.0, 5.0), (0.7, 1.4)],
         ("range",),
         at=[[1, 1], [2, 1], [3.5, 1], [5, 1]],
@@ -45,7 +45,7 @@ def field_range_and_smoothness(side: int = 16) -> FieldProblem:
     def covariance(theta: Array) -> Array:
         reach, power, sd = theta
         # Both derivatives of 0 to a power are lost to rounding unless 0 is left out.
-        correlation = jnp.exp(-jnp.exp(power * jnp.log(apart / reach)))
+        correlation = jnp.exp(-jnp.exp(power * jnp.log(jnp.asarray(apart) / reach)))
         return sd**2 * jnp.where(distance > 0, correlation, 1.0)
 
     return _field(
@@ -69,7 +69,8 @@ def galaxy(side: int = 16) -> FieldProblem:
     def mean(theta: Array) -> Array:
         first, second, size, flux = theta
         left = 1 - first**2 - second**2
-        squares = (1 - first) * column**2 + (1 + first) * row**2 - 2 * second * row * column
+        across, along = jnp.asarray(column), jnp.asarray(row)
+        squares = (1 - first) * across**2 + (1 + first) * along**2 - 2 * second * across * along
         return flux / jnp.sqrt(left) * jnp.exp(-0.5 * squares / (left * size**2))
 
     model = WhiteNoise(mean, 0.1)
@@ -93,7 +94,8 @@ def spot(side: int = 9, width: float = 1.3) -> FieldProblem:
 
     def mean(theta: Array) -> Array:
         column, row, light, dark = theta
-        across, along = (jnp.exp(-0.5 * ((grid - c) / width) ** 2) for c in (column, row))
+        place = jnp.asarray(grid)
+        across, along = (jnp.exp(-0.5 * ((place - c) / width) ** 2) for c in (column, row))
         return light * jnp.outer(across, along) / (2 * np.pi * width**2) + dark
 
     model = PoissonCounts(mean)

@@ -1,5 +1,8 @@
 """Samples of independent draws: fading and clutter, extremes, choices and response times."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -60,8 +63,9 @@ def clutter_shape(n: int = 200) -> FieldProblem:
     def log_likelihood(theta: Array, x: Array) -> Array:
         # The Bessel function of the density, as an integral over the texture.
         shape, mean = theta
-        logs = shape * TEXTURE - shape * jnp.exp(TEXTURE) - TEXTURE
-        speckle = -x[:, None] / mean * jnp.exp(-TEXTURE)[None]
+        texture = jnp.asarray(TEXTURE)
+        logs = shape * texture - shape * jnp.exp(texture) - texture
+        speckle = -x[:, None] / mean * jnp.exp(-texture)[None]
         density = logsumexp(logs[None] + speckle, axis=1) + np.log(TEXTURE[1] - TEXTURE[0])
         return jnp.sum(density + shape * jnp.log(shape) - gammaln(shape) - jnp.log(mean))
 
@@ -126,7 +130,7 @@ def drift_diffusion(trials: int = 100) -> FieldProblem:
         low = jnp.full(trials, 0.003 * boundary**2)
         high = jnp.full(trials, 4.0 * boundary**2)
 
-        def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = ends
             middle = (low + high) / 2
             later = undecided(middle, drift, boundary) > left
@@ -173,26 +177,26 @@ def drift_diffusion(trials: int = 100) -> FieldProblem:
 
 def undecided(time: Array, drift: Array, boundary: Array) -> Array:
     """Probability that a decision, started in the middle, takes longer."""
-    signs = np.where(ODD % 4 == 1, 1.0, -1.0)
-    rates = (drift**2 + (np.pi * ODD / boundary) ** 2) / 2
-    weights = signs * ODD / rates * np.pi / boundary**2 * 2 * jnp.cosh(drift * boundary / 2)
+    terms = jnp.asarray(np.where(ODD % 4 == 1, 1.0, -1.0) * ODD)
+    rates = (drift**2 + (np.pi * terms / boundary) ** 2) / 2
+    weights = terms / rates * np.pi / boundary**2 * 2 * jnp.cosh(drift * boundary / 2)
     return jnp.exp(-time[:, None] * rates[None]) @ weights
 
 
 def _log_first_passage(time: Array) -> Array:
     """Log-density of the time to leave an interval of length 1 from its middle at one end."""
     early = jnp.minimum(time, SWITCH)
-    steps = 0.5 + 2 * np.arange(-2, 3)
+    steps = 0.5 + 2 * jnp.arange(-2.0, 3.0)
     powers = -(steps[None] ** 2 - 0.25) / (2 * early[:, None])
     small = jnp.log(jnp.exp(powers) @ steps) - 0.125 / early - 1.5 * jnp.log(early)
     late = jnp.maximum(time, SWITCH)
-    terms, signs = ODD[:4], np.array([1.0, -1.0, 1.0, -1.0])
+    terms = jnp.array([1.0, -3.0, 5.0, -7.0])
     decays = jnp.exp(-(terms[None] ** 2 - 1) * np.pi**2 / 2 * late[:, None])
-    large = jnp.log(decays @ (signs * terms)) + np.log(np.pi) - np.pi**2 / 2 * late
+    large = jnp.log(decays @ terms) + np.log(np.pi) - np.pi**2 / 2 * late
     return jnp.where(time < SWITCH, small - 0.5 * np.log(2 * np.pi), large)
 
 
-def _ratio(function, product: Array) -> Array:
+def _ratio(function: Callable[[Any], Any], product: Array) -> Array:
     """``function(product) / product``, and its limit near 0."""
     small = jnp.abs(product) < 1e-3
     safe = jnp.where(small, 1.0, product)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array
 
 from ..._core.types import Key
@@ -184,7 +183,7 @@ def mean_reversion(n: int = 100, interval: float = 0.25) -> FieldProblem:
         return -squares / (2 * variance) - (n * jnp.log(variance) + (n - 1) * jnp.log(left)) / 2
 
     def covariance(theta: Array) -> Array:
-        lags = jnp.exp(-theta[0] * interval * np.arange(n))
+        lags = jnp.exp(-theta[0] * interval * jnp.arange(n))
         return theta[2] ** 2 / (2 * theta[0]) * toeplitz(lags)
 
     model = GaussianModel(covariance, lambda theta: jnp.full(n, theta[1]))
@@ -231,13 +230,13 @@ def hurst_exponent(n: int) -> FieldProblem:
 
 def fractional_autocovariance(exponent: Array, count: int) -> Array:
     """Of fractional Gaussian noise, at lags from 0, without the cancellation of its formula."""
-    lag = np.arange(2, count)
+    lag = jnp.arange(2.0, count)
     power, term, total = 2 * exponent, jnp.ones_like(exponent), jnp.zeros(count - 2)
     for j in range(1, LAG_TERMS + 1):
         term = term * (power - 2 * j + 2) * (power - 2 * j + 1) / ((2 * j) * (2 * j - 1))
         total = total + term * lag ** (2.0 - 2 * j)
     near = jnp.stack([jnp.ones_like(exponent), 2 ** (power - 1) - 1])
-    return jnp.concatenate([near, total * jnp.exp((power - 2) * np.log(lag))])
+    return jnp.concatenate([near, total * jnp.exp((power - 2) * jnp.log(lag))])
 
 
 def queue(n: int = 50) -> FieldProblem:

@@ -30,7 +30,7 @@ def tone(n: int = 32) -> FieldProblem:
 
     def mean(theta: Array) -> Array:
         frequency, phase, size = theta
-        return _turned(size, frequency * time + phase)
+        return _turned(size, frequency * jnp.asarray(time) + phase)
 
     def start(x: Array) -> Array:
         frequencies = jnp.linspace(0.4, 2.6, GRID)
@@ -60,7 +60,8 @@ def chirp(n: int = 32) -> FieldProblem:
 
     def mean(theta: Array) -> Array:
         rate, frequency, phase, size = theta
-        return _turned(size, rate / 2 * time**2 + frequency * time + phase)
+        now = jnp.asarray(time)
+        return _turned(size, rate / 2 * now**2 + frequency * now + phase)
 
     def start(x: Array) -> Array:
         rates, frequencies = jnp.linspace(-0.06, 0.06, 24), jnp.linspace(-1.2, 1.2, GRID)
@@ -141,7 +142,7 @@ def delay(n: int = 64) -> FieldProblem:
     times = np.linspace(0, 1, n)
 
     def mean(theta: Array) -> Array:
-        return theta[1] * jnp.exp(-0.5 * ((times - theta[0]) / 0.05) ** 2)
+        return theta[1] * jnp.exp(-0.5 * ((jnp.asarray(times) - theta[0]) / 0.05) ** 2)
 
     def start(x: Array) -> Array:
         pulses = jnp.exp(-0.5 * ((times[:, None] - times[None]) / 0.05) ** 2)
