@@ -14,9 +14,9 @@ import mvue
 from ..._assessment.report import Assessment, PriorAverage
 from ..._numerics.moments import moments_of, summarize
 from ...problems import FieldProblem
-from .._common import estimate_microseconds
+from .._common import best_microseconds
 
-PIECE = 128  # measurements at a time: a bootstrap holds many others for each of them
+PIECE = 128  # measurements at a time
 WITHOUT_MLE = {
     "hurst-exponent-400": "a matrix of 400 x 400 is factorised in each step",
     "hurst-exponent-1600": "a matrix of 1600 x 1600 is factorised in each step",
@@ -48,10 +48,10 @@ def reason_without(entry: FieldProblem) -> str:
 
 def assess_slowly(
     name: str, estimator: Any, entry: FieldProblem, like: mvue.Report, repeats: int, key: Array
-) -> mvue.Report:
-    """Bias, sd and MSE at the values of another report, with its bound, a piece at a time.
+) -> tuple[mvue.Report, float]:
+    """Bias, sd and MSE at the values of another report, with its bound; and µs per estimate.
 
-    `mvue.assess` would also average over the prior, which takes as long again.
+    A piece at a time, because a bootstrap holds many measurements for each. `mvue.assess` would also average over the prior, which takes as long again.
     """
     draw = jax.jit(jax.vmap(entry.problem.simulate, in_axes=(0, None)))
     estimate = jax.jit(jax.vmap(estimator))
@@ -68,12 +68,8 @@ def assess_slowly(
         failures=np.asarray(repeats - found.number, int),
         prior=PriorAverage(*[float("nan")] * 4, failures=0),
     )
-    return dataclasses.replace(
+    report = dataclasses.replace(
         like, repeats=repeats, estimators={name: assessment}, squared_errors={}
     )
-
-
-def microseconds(estimator: Any, entry: FieldProblem, key: Array) -> float:
-    """Time of one estimate in a small batch."""
-    x = jax.tree.map(lambda leaf: leaf[:, 0], entry.problem.draw(key, PIECE, 1).x)
-    return estimate_microseconds(estimator, x)
+    x = draw(jr.split(key, PIECE), theta[0])
+    return report, best_microseconds(lambda: jax.block_until_ready(estimate(x)), PIECE)
