@@ -30,7 +30,6 @@ from .rivals import (
     WITHOUT_CORRECTION,
     assess_slowly,
     maximum_likelihood,
-    microseconds,
     reason_without,
 )
 

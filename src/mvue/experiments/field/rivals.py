@@ -51,7 +51,8 @@ def assess_slowly(
 ) -> tuple[mvue.Report, float]:
     """Bias, sd and MSE at the values of another report, with its bound; and µs per estimate.
 
-    A piece at a time, because a bootstrap holds many measurements for each. `mvue.assess` would also average over the prior, which takes as long again.
+    A piece at a time, because a bootstrap holds many measurements for each. `mvue.assess` would
+    also average over the prior, which takes as long again.
     """
     draw = jax.jit(jax.vmap(entry.problem.simulate, in_axes=(0, None)))
     estimate = jax.jit(jax.vmap(estimator))

@@ -60,7 +60,8 @@ class FieldProblem:
         if bound is None:
             return None
         values = np.asarray(self.at if at is None else at, np.float64)
-        compute = jax.jit(jax.vmap(bound))
+        # One after the other: covariance matrices may be large.
+        compute = jax.jit(lambda values: jax.lax.map(bound, values))
         return in_double_precision(lambda: np.asarray(compute(jnp.asarray(values))))
 
     def __repr__(self) -> str:
