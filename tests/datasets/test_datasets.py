@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 
-from mvue.datasets import DatasetError, _fetch, _rssi, rssi
+from mvue.datasets import DatasetError, _fetch, _ivim, _rssi, ivim_results, rssi
 from mvue.datasets._fetch import SourceFile, fetch, sha256_of
 
 CONTENT = b"location,date,b3001,b3002\r\nK04,4-9-2016 9:05:07,-60,-200\r\n"
@@ -302,3 +302,15 @@ def test_missing_must_be_a_number(monkeypatch):
         "else: raise SystemExit('no error')"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(
+    not DATA_DIR or not (Path(DATA_DIR) / _ivim.SOURCE.place).is_file(),
+    reason=f"needs {_ivim.SOURCE.place} in the folder that {_fetch.DATA_DIR} names",
+)
+def test_results_for_perfusion():
+    results = ivim_results()
+    assert "19 algorithms, 27 tissues, SNR 10, 30, 50, 100, 200" in repr(results)
+    assert results.truth.shape == results.mean.shape == results.sd.shape == (2565, 3)
+    liver = results.truth[results.tissue == "Liver"]
+    assert (liver == [[0.0015, 0.11, 0.1]]).all()

@@ -8,6 +8,7 @@ from ._common import InterruptedRunError as InterruptedRunError
 from ._common import OptionError as OptionError
 from .cifar10.experiment import EXPERIMENT as _CIFAR10
 from .covariance import EXPERIMENT as _COVARIANCE
+from .field.experiment import EXPERIMENT as _FIELD
 from .linear.experiment import EXPERIMENT as _LINEAR
 from .linear.regularization import EXPERIMENT as _REGULARIZATION
 from .rssi.experiment import EXPERIMENT as _RSSI
@@ -26,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _LINEAR,
         _REGULARIZATION,
         _TEXTBOOK,
+        _FIELD,
     )
 }
 """All experiments by name."""

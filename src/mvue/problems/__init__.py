@@ -9,6 +9,8 @@ from ._covariance.networks import CovarianceMLP as CovarianceMLP
 from ._covariance.networks import UnrolledCovariance as UnrolledCovariance
 from ._covariance.problem import StructuredCovariance as StructuredCovariance
 from ._covariance.problem import structured_covariance as structured_covariance
+from ._field.catalogue import field as field
+from ._field.problem import FieldProblem as FieldProblem
 from ._rssi_room import RSSIRoom as RSSIRoom
 from ._rssi_room import rssi_room as rssi_room
 from ._snr import snr as snr
