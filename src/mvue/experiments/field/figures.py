@@ -11,7 +11,10 @@ from .results import JudgedProblem
 ROW = 0.5
 DODGE = 0.6  # of a row
 FLOOR = 1e-3
-MSE_SHOWN = (0.2, 50.0)
+BIAS_SHOWN = (0.009, 1.1)  # at least
+BIAS_TICKS = (0.001, 0.01, 0.05, 0.1, 1, 10, 100)
+MSE_SHOWN = (0.2, 50.0)  # at most
+MSE_TICKS = (0.2, 0.5, 1, 1.2, 1.5, 2, 5, 10, 20, 50)
 
 
 class SeriesStyle(NamedTuple):
@@ -40,9 +43,11 @@ def plot_overview(problems: Sequence[JudgedProblem]) -> Any:
     mse.axvline(1, color="0.6", linewidth=0.8)
     bias.set(xscale="log", title="worst |bias| / sd")
     mse.set(xscale="log", title="MSE / CRB (or best rival), smallest to largest")
+    low, high = bias.get_xlim()
+    bias.set_xlim(min(low, BIAS_SHOWN[0]), max(high, BIAS_SHOWN[1]))
     low, high = mse.get_xlim()
-    mse.set_xlim(max(low, MSE_SHOWN[0]), min(high, MSE_SHOWN[1]))
-    for ax, ticks in (bias, (0.001, 0.01, 0.1, 1, 10, 100)), (mse, (0.2, 0.5, 1, 2, 5, 10, 20, 50)):
+    mse.set_xlim(max(min(low, 0.9), MSE_SHOWN[0]), min(max(high, 2.1), MSE_SHOWN[1]))
+    for ax, ticks in (bias, BIAS_TICKS), (mse, MSE_TICKS):
         ends = ax.get_xlim()
         shown = [tick for tick in ticks if ends[0] <= tick <= ends[1]]
         ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
