@@ -270,10 +270,10 @@ def _judged(
         ]
     closed = _closed(problem, survey, settings, key) if biased.any() else []
     if closed:
-        # This is why; what else is wrong follows from it.
-        reasons.append(
+        reasons.insert(  # first, for what else is wrong follows from it
+            0,
             f"the data are alike at both ends of {', '.join(closed)}, as those of an angle: where "
-            "such a range is cut, no estimate of the value itself can be unbiased"
+            "such a range is cut, no estimate of the value itself can be unbiased",
         )
         advice += ["sine and cosine as the target", "a range that is no full circle"]
     elif biased.any():
