@@ -60,6 +60,7 @@ bench: $(call stamp,test)
 	$(BIN)/python benchmarks/penalty_noise.py --figure runs/penalty-noise.png
 	$(BIN)/python benchmarks/cnn.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/default_sizes.py
 	$(BIN)/python benchmarks/fuzz_model_files.py
 
 clean:

@@ -97,8 +97,9 @@ def fit(
         recipe: the constants of all that is decided here; `Recipe()` by default.
         steps: how many updates; this and other numbers that are None are those of
             ``recipe.schedule``.
-        batch_size: N, units in a batch.
-        repeats: M, measurements of each unit.
+        batch_size: N, units in a batch; stages of learned Fisher scoring have a default of their
+            own, ``recipe.schedule.scoring_batch_size``.
+        repeats: M, measurements of each unit; the same, ``scoring_repeats``.
         anchors: how many times, at equal distances, the bias of the estimator is measured on many
             simulations, as a smooth function of theta. What remains of its errors is noise, the
             control variate of the penalty in the steps that follow. 0 for never; of the losses
