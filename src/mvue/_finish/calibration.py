@@ -30,6 +30,7 @@ from .._numerics.polynomials import (
     ripples_of,
 )
 from .._recipe.baseline import extended_interp
+from .._recipe.efficient import EfficientError
 from .._recipe.excess import ExcessSums, excess_model
 from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
@@ -135,6 +136,7 @@ def calibrate(
     log_sd: Callable[[Theta], Array],
     tables: tuple[Array, Array],
     settings: CalibrationSettings,
+    efficient_error: EfficientError | None = None,
     *,
     key: Key,
 ) -> CalibrationResult:
@@ -146,6 +148,7 @@ def calibrate(
         log_sd: logarithm of the error to expect at one theta.
         tables: a scale in which the standard deviation of y is about one, and the y there, (d, t).
         settings: how many simulations.
+        efficient_error: of an efficient estimator at one theta and measurement, if it is known.
         key: for the simulations.
     """
     x, y = problem.shapes()

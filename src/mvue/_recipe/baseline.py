@@ -117,6 +117,8 @@ class _Piece(NamedTuple):
     natural: np.ndarray
     y: np.ndarray
     log_sd: np.ndarray
+    efficient: np.ndarray
+    """Errors of an efficient estimator; zero where they are not known."""
 
 
 class Start(NamedTuple):
@@ -186,7 +188,13 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterat
         finite = finite_units(draw)
         for part in (inputs, natural):
             finite &= jnp.isfinite(part).all(axis=(1, 2))
-        return inputs, natural, draw.y, jax.vmap(survey.log_sd)(draw.theta), finite
+        efficient = jnp.zeros((*inputs.shape[:2], draw.y.shape[1]))
+        if survey.efficient_error is not None:
+            of_units = jax.vmap(jax.vmap(survey.efficient_error, in_axes=(None, 0)))
+            efficient = of_units(draw.theta, draw.x)
+            efficient = jnp.where(jnp.isfinite(efficient), efficient, 0.0)
+        log_sd = jax.vmap(survey.log_sd)(draw.theta)
+        return inputs, natural, draw.y, log_sd, efficient, finite
 
     made = 0
     while made < count:
@@ -194,7 +202,7 @@ def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterat
         made += 1
         yield _Piece(*(part[finite] for part in parts))
         if made == 1:
-            inputs, natural, y, _ = parts
+            inputs, natural, y, *_ = parts
             numbers = sum(part.size for part in parts)
             terms = 2 + inputs.shape[2] + natural.shape[2]
             work = 2 * y.shape[1] * inputs.shape[0] * inputs.shape[1] * terms**2
@@ -226,6 +234,7 @@ def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSet
     rows = jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
     rows = np.asarray(rows, np.float64)
     both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
+    both[:, :d] += (piece.efficient * np.exp(-log_sd)[:, None, :]).reshape(-1, d)
     gram = rows.T @ rows / len(rows) + settings.ridge * np.eye(rows.shape[1])
     solution = np.linalg.solve(gram, rows.T @ both / len(rows))
     return dataclasses.replace(
@@ -257,7 +266,11 @@ def _fit_linear(
             total = total or [_UnitMoments(rows.shape[2]) for _ in range(d)]
             finite = np.isfinite(rows).all(axis=(1, 2))
             scale = np.exp(-piece.log_sd[finite, j].astype(np.float64))
-            total[j].add(rows[finite] * scale[:, None, None], piece.y[finite, j] * scale)
+            total[j].add(
+                rows[finite] * scale[:, None, None],
+                piece.y[finite, j] * scale,
+                piece.efficient[finite, :, j] * scale[:, None],
+            )
     return [
         Baseline(
             scaling,
@@ -268,24 +281,30 @@ def _fit_linear(
 
 
 class _UnitMoments:
-    """Second moments of rows, within and between units, and with the target."""
+    """Second moments of rows, within and between units, with the target and with its noise.
+
+    The target of errors is that of an efficient estimator, noise included; that of the bias is the
+    truth.
+    """
 
     def __init__(self, size: int) -> None:
         self.total, self.within = np.zeros((size, size)), np.zeros((size, size))
-        self.cross, self.units = np.zeros(size), 0
+        self.cross, self.noise_cross, self.units = np.zeros(size), np.zeros(size), 0
 
-    def add(self, rows: np.ndarray, target: np.ndarray) -> None:
+    def add(self, rows: np.ndarray, target: np.ndarray, noise: np.ndarray) -> None:
         units, m, size = rows.shape
         flat, mean = rows.reshape(-1, size), rows.mean(axis=1)
         total = flat.T @ flat / m
         self.total += total
         self.within += (total - mean.T @ mean) * (m / (m - 1))
         self.cross += mean.T @ target
+        self.noise_cross += flat.T @ noise.ravel() / m
         self.units += units
 
     def solve(self, bias_weight: float, ridge: float) -> np.ndarray:
         """The coefficients of least squared error and bias."""
-        return clipped_coefficients(self.total, self.within, self.cross, bias_weight, ridge)
+        cross = self.cross + self.noise_cross / (1 + bias_weight)
+        return clipped_coefficients(self.total, self.within, cross, bias_weight, ridge)
 
 
 def unit_tables(problem: Problem, survey: Survey, key: Key) -> tuple[Array, Array]:

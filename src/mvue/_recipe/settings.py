@@ -84,6 +84,20 @@ class ErrorModelSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
+class LikelihoodSettings(Settings):
+    """The use of a likelihood in training: its score is a control variate."""
+
+    used: bool = setting(True)
+    """Whether it is used."""
+    fewest_good: float = setting(0.9, most=1.0)
+    """Share of values of theta at which scores must be finite."""
+    surely: float = setting(6.0)
+    """Standard errors by which a mean score that is not zero shows that it is none."""
+    least_off: float = setting(0.05)
+    """Standard deviations of an estimate that it must amount to, besides."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class BaselineSettings(Settings):
     """The estimate in closed form that the default network corrects."""
 
@@ -299,6 +313,7 @@ class Recipe(Settings):
     ErrorModel = ErrorModelSettings
     Exchangeability = ExchangeabilitySettings
     Summaries = SummariesSettings
+    Likelihood = LikelihoodSettings
     Baseline = BaselineSettings
     Network = NetworkSettings
     Schedule = ScheduleSettings
@@ -316,6 +331,8 @@ class Recipe(Settings):
     """Whether the order of measured numbers matters."""
     summaries: SummariesSettings = dataclasses.field(default_factory=SummariesSettings)
     """What the default network sees of a measurement."""
+    likelihood: LikelihoodSettings = dataclasses.field(default_factory=LikelihoodSettings)
+    """What a likelihood is used for."""
     baseline: BaselineSettings = dataclasses.field(default_factory=BaselineSettings)
     """The estimate in closed form that it corrects."""
     network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)

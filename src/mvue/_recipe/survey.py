@@ -32,6 +32,7 @@ from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
+from .efficient import EfficientError, efficient_error
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
@@ -87,6 +88,9 @@ class Survey:
     recipe: Recipe
     """By which it was made."""
     note: str
+    efficient_error: EfficientError | None = None
+    """The error of an efficient estimator of y for one theta and measurement, where there is a
+    likelihood: what is left of the errors of others has less noise."""
 
     def weight(self, theta: Theta) -> Float[Array, " d"]:
         """One over the variance to expect of an estimate of y: makes errors comparable."""
@@ -175,8 +179,11 @@ def survey(
             zip(found.coordinates.names, widths.tolist(), strict=True)
         )
     )
-    note = f"drawn evenly in standard deviations{about_layout}"
-    return Survey(prior, log_sd, ranges, statistics, pilot, layout, recipe, note)
+    use = efficient_error(look, tables, widths, log_sd, keys[5])
+    about_likelihood = f"; the likelihood is not used: {use.note}" if use.note else ""
+    note = f"drawn evenly in standard deviations{about_layout}{about_likelihood}"
+    parts = prior, log_sd, ranges, statistics, pilot, layout, recipe, note, use.error
+    return Survey(*parts)
 
 
 def _compressed(

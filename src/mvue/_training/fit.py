@@ -212,8 +212,20 @@ def fit(
         control = Control(features, loss.weights)
     mesh = mesh_for(batch_size)
     source = SimulatedBatches(problem, batch_size, repeats, mesh, numbers.validation_batches)
+    efficient_error = None
+    if loss.takes_control_variate and chooses_prior and seen is not None:
+        efficient_error = seen.efficient_error
     program = Program(
-        source, network, loss, steps, optimizer, keep, control, settings=numbers, places=places
+        source,
+        network,
+        loss,
+        steps,
+        optimizer,
+        keep,
+        control,
+        settings=numbers,
+        places=places,
+        efficient_error=efficient_error,
     )
     if baseline is not None:
         _check_baseline(program, pilot_key)
@@ -271,6 +283,7 @@ def _finished(
                 seen.log_sd,
                 tables,
                 recipe.calibration,
+                seen.efficient_error,
                 key=calibrate_key,
             )
         settings = {**trained.settings, "calibration": found.note}

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw
 from .._core.types import Estimator, Key
+from .._recipe.efficient import EfficientError
 from .._recipe.excess import ExcessSums
 from .._recipe.scoring import Places
 from .._recipe.settings import ScheduleSettings
@@ -88,9 +89,10 @@ class Program:
         same_as: Hashable | None = None,
         settings: ScheduleSettings | None = None,
         places: Places | None = None,
+        efficient_error: EfficientError | None = None,
     ) -> None:
         self.settings = settings or ScheduleSettings()
-        self.places = places
+        self.places, self.efficient_error = places, efficient_error
         self.source, self.loss, self.control = source, loss, control
         self.same_as = same_as
         self.steps, self.keep, self.d = steps, keep, source.d
@@ -176,13 +178,34 @@ class Program:
         return program
 
     def noise(
-        self, anchor: Anchor | None, draw: Draw, prepared: PyTree, constants: PyTree
+        self,
+        anchor: Anchor | None,
+        draw: Draw,
+        prepared: PyTree,
+        efficient: Array | None,
+        constants: PyTree,
     ) -> Array | None:
-        """Noise of the estimates that is known; None if none is."""
+        """Noise of the estimates that is known besides the efficient errors; None if none is."""
         if self.control is None or anchor is None:
             return None
         estimates = self.finish(Arrays(anchor.params, constants), prepared)
-        return self.control.noise(anchor, estimates, draw, _baseline(prepared))
+        baseline = _baseline(prepared)
+        if efficient is not None:
+            estimates = estimates - efficient
+            baseline = None if baseline is None else baseline - efficient
+        return self.control.noise(anchor, estimates, draw, baseline)
+
+    def efficient_errors(self, draw: Draw) -> Float[Array, "n m d"] | None:
+        """The errors that an efficient estimator would make of a batch; None if unknown."""
+        error = self.efficient_error
+        if error is None:
+            return None
+        of_units = jax.vmap(jax.vmap(error, in_axes=(None, 0)))
+        found = mapped(
+            lambda _, units: of_units(*units), self.source.mesh, (), (draw.theta, draw.x)
+        )
+        # What is not finite tells nothing of the error.
+        return jnp.where(jnp.isfinite(found).all(axis=2, keepdims=True), found, 0.0)
 
     def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
         """Squared bias of the baseline over its variance, (d,), with standard errors."""
@@ -203,8 +226,10 @@ class Program:
         def batch(i: Array) -> BiasSums:
             draw, _ = self.source.draw(jr.fold_in(key, i), pool)
             prepared = self.prepare(arrays, draw.x)
-            baseline = _baseline(prepared)
-            reference = draw.y[:, None, :] if baseline is None else baseline
+            reference = _baseline(prepared)
+            if reference is None:
+                efficient = self.efficient_errors(draw)
+                reference = draw.y[:, None, :] + (0.0 if efficient is None else efficient)
             return control.sums(self.finish(arrays, prepared) - reference, draw)
 
         def add(i: Array, sums: BiasSums) -> BiasSums:
@@ -317,7 +342,8 @@ class Program:
     ) -> tuple[Array, Array, PyTree]:
         """The loss of a batch, its estimates, and the gradient that training follows."""
         progress = state.step / self.steps
-        noise = self.noise(state.anchor, draw, prepared, constants)
+        efficient = self.efficient_errors(draw)
+        noise = self.noise(state.anchor, draw, prepared, efficient, constants)
         loss = self.loss_of(state)
 
         def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
@@ -325,11 +351,13 @@ class Program:
             if self.places is None:
                 estimates = self.finish(arrays, prepared)
             else:
-                estimates, robust = self.staged(arrays, prepared, draw, progress)
+                estimates, robust = self.staged(arrays, prepared, draw, efficient, progress)
+            # Out of the error, too: what is left of its gradient is that of the excess.
+            rest = estimates if efficient is None else estimates - efficient
             known = {}
             if noise is not None and self.control is not None:
-                known["control_variate"] = self.control.matched(noise, estimates, draw)
-            value = self.source.evaluate(loss, estimates, draw, progress, **known)
+                known["control_variate"] = self.control.matched(noise, rest, draw)
+            value = self.source.evaluate(loss, rest, draw, progress, **known)
             wanted = value / state.loss_unit
             if robust is not None:
                 share = robust_share(progress, self.settings)
@@ -347,17 +375,23 @@ class Program:
     ) -> tuple[Array, Array, PyTree]:
         """The same while the loss is robust."""
         progress = state.step / self.steps
+        efficient = self.efficient_errors(draw)
 
         def objective(params: PyTree) -> tuple[Array, Array]:
             arrays = Arrays(params, constants)
-            estimates, robust = self.staged(arrays, prepared, draw, progress)
+            estimates, robust = self.staged(arrays, prepared, draw, efficient, progress)
             return robust, estimates
 
         (robust, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         return robust, estimates, grads
 
     def staged(
-        self, arrays: Arrays, prepared: PyTree, draw: Draw, progress: Array
+        self,
+        arrays: Arrays,
+        prepared: PyTree,
+        draw: Draw,
+        efficient: Array | None,
+        progress: Array,
     ) -> tuple[Float[Array, "n m d"], Array]:
         """Estimates of a network with stages, and the robust loss of all its states.
 
@@ -371,7 +405,11 @@ class Program:
         wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
         unit = jnp.asarray(self.places.unit)[None, None, None, :]
         scale = robust_scale(progress, self.settings)
-        errors = scale**2 * jnp.log1p(((states - wanted) / unit / scale) ** 2)
+        rest = (states - wanted) / unit
+        if efficient is not None and isinstance(self.loss, BiasConstrained):
+            known = efficient * jnp.sqrt(self.loss.weights(draw))[:, None, :]
+            rest = rest.at[..., : self.d].add(-known[:, :, None, :])
+        errors = scale**2 * jnp.log1p((rest / scale) ** 2)
         mean = jnp.mean(errors, axis=(0, 1, 2))
         value = jnp.mean(mean[: self.d])
         if mean.shape[0] > self.d:
