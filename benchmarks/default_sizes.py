@@ -62,7 +62,7 @@ def cost(kind: str, size: int, steps: int) -> dict[str, float]:
     mvue.survey(problem, key=jr.key(1))
     survey = time.perf_counter() - begun
     recipe = mvue.Recipe(
-        calibration=mvue.Recipe.Calibration(units=0), verdict=mvue.Recipe.Verdict(values=0)
+        calibration=mvue.Recipe.Calibration(draws=0), verdict=mvue.Recipe.Verdict(values=0)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mvue.exceptions.PoorFitWarning)

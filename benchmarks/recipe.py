@@ -100,12 +100,12 @@ def main():
     parser.add_argument("problems", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--repeats", type=int, default=40_000)
-    parser.add_argument("--steps", type=int, default=mvue.Recipe().schedule.steps)
+    parser.add_argument("--steps", type=int, help="by default those of the recipe")
     parser.add_argument("--without", choices=["natural"], help="statistics to leave out")
     given = parser.parse_args()
     recipe = mvue.Recipe(
         summaries=mvue.Recipe.Summaries(natural=given.without != "natural"),
-        schedule=mvue.Recipe.Schedule(steps=given.steps),
+        schedule=mvue.Recipe.Schedule(**({} if given.steps is None else {"steps": given.steps})),
     )
     print(f"{recipe}\n")
     inside = trainings = 0

@@ -94,7 +94,7 @@ def test_rows_unlike_training_are_counted(model, tmp_path):
 @pytest.mark.parametrize("is_set", [True, False])
 def test_few_false_alarms(is_set, seed):
     """Fewer than one in a thousand, for tails as heavy as they come and for many dimensions."""
-    from mvue._training.input_range import DRAWS, InputRange
+    from mvue._finish.input_range import DRAWS, InputRange
 
     rng = np.random.default_rng(seed)
     for shape in ((1, 1), (20, 2)) if is_set else ((1,), (30,)):
@@ -111,7 +111,7 @@ def test_few_false_alarms(is_set, seed):
 
 
 def test_a_shift_of_all_numbers_is_seen():
-    from mvue._training.input_range import InputRange
+    from mvue._finish.input_range import InputRange
 
     rng = np.random.default_rng(0)
     known = InputRange.of_draws([rng.normal(size=(16_384, 100))], is_set=False)

@@ -9,11 +9,13 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
+from mvue._core.sampling import Simulations
 from mvue._finish.calibration import Calibrated, calibrate
+from mvue.nn._staged import prepare
 
 N = 8
 SD = 1 / np.sqrt(N)
-SETTINGS = mvue.Recipe.Calibration(units=2**12)
+SETTINGS = mvue.Recipe.Calibration(draws=2**15)
 
 
 def location(d=1):
@@ -28,7 +30,8 @@ def tables(d):
 
 def calibrated(estimator, key, d=1, settings=SETTINGS):
     log_sd = lambda theta: jnp.full(d, np.log(SD))  # noqa: E731
-    return calibrate(estimator, location(d), log_sd, tables(d), settings, key=key)
+    simulations = Simulations(location(d), 128, 8, lambda _, x: prepare(estimator, x))
+    return calibrate(estimator, simulations, log_sd, tables(d), settings, key=key)
 
 
 def bias(estimator, theta, key, repeats=40_000):
@@ -80,7 +83,7 @@ def test_a_calibrated_model_is_saved_and_loaded(key, tmp_path):
     np.testing.assert_allclose(again.predict(x), jax.vmap(model)(x), rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"repeats": 1}, {"degree": 0}])
+@pytest.mark.parametrize("settings", [{"draws": -1}, {"degree": 0}])
 def test_settings_are_checked(settings):
     with pytest.raises(ValueError, match="must be"):
         mvue.Recipe.Calibration(**settings)

@@ -8,7 +8,9 @@ import pytest
 
 import mvue
 from helpers.hasty import HASTY, HASTY_SURVEY
+from mvue._core.sampling import Simulations
 from mvue._finish.verdict import Judgement, judge
+from mvue.nn._staged import prepare
 
 N = 8
 SETTINGS = mvue.Recipe.Verdict(values=7, repeats=4096)
@@ -27,7 +29,8 @@ def seen(problem):
 
 
 def verdict(estimator, problem, seen, key):
-    return judge(estimator, problem, seen, SETTINGS, key=key)
+    simulations = Simulations(problem, 128, 8, lambda _, x: prepare(estimator, x))
+    return judge(estimator, problem, seen, SETTINGS, simulations, key=key)
 
 
 def test_the_mean_is_good(problem, seen, swept_key):

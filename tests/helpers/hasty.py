@@ -9,6 +9,6 @@ HASTY_SURVEY = mvue.Recipe(survey=mvue.Recipe.Survey(budget=0))
 HASTY = dataclasses.replace(
     HASTY_SURVEY,
     baseline=mvue.Recipe.Baseline(pieces=4),
-    calibration=mvue.Recipe.Calibration(units=0),
+    calibration=mvue.Recipe.Calibration(draws=0),
     verdict=mvue.Recipe.Verdict(values=0),
 )

@@ -27,11 +27,11 @@ from sklearn.preprocessing import (
 import mvue
 from helpers.layouts import statistics_for
 from mvue._finish.calibration import Calibrated, Calibration
+from mvue._finish.input_range import TrainedOn
 from mvue._recipe.baseline import Baseline, PlugIn
 from mvue._recipe.network import Corrected
 from mvue._recipe.scoring import scored_network
 from mvue._summaries.sets import Statistics
-from mvue._training.input_range import TrainedOn
 from mvue.nn import Affine
 from mvue.nn._layers import perceptron
 from mvue.nn._staged import Given, WithBaseline

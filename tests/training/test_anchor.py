@@ -233,8 +233,13 @@ def test_what_is_not_trained_is_computed_once_a_step(on_baseline, key):
     loss = mvue.bce(10.0, weight=None)
     program = Program(SimulatedBatches(problem, 4, 3), network, loss, 10, 1e-2, "last", control)
     constants = program.arrays.constants
-    jax.make_jaxpr(lambda state: program.step(state, key, constants, ()))(program.initial_state())
-    assert len(calls) == 1
+    assert program.simulations is not None
+    pool = program.simulations.shapes()
+    assert calls
+    calls.clear()
+    step = lambda state, pool: program.step(state, key, constants, pool)  # noqa: E731
+    jax.make_jaxpr(step)(program.initial_state(), pool)
+    assert not calls
     x = jr.normal(key, (N,))
     expected = jnp.mean(x) + (x[0] if on_baseline else 0.0)
     np.testing.assert_allclose(network(x), expected[None], rtol=1e-6)

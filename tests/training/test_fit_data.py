@@ -116,7 +116,7 @@ def test_held_out_measures_are_exact(seed):
     source = DataBatches(2, 1, 1, 6)
     training_loss = mvue.bce(2.0, penalty="plug-in", weight=lambda _: jnp.asarray(weight))
     estimate = lambda x: x[..., :2]  # noqa: E731
-    found = source.judge(estimate, training_loss, jr.key(0), padded_pool(data))
+    found = source.judge(estimate, training_loss, padded_pool(data))
     errors = x[:, :2] - y
     groups = [errors[unit == u] for u in np.unique(unit)]
     bias2 = np.array(

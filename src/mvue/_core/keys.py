@@ -22,3 +22,13 @@ def key_for(purpose: str, key: Key) -> Key:
 def fold_in_each(key: Key, numbers: Array) -> Key:
     """One key for each number, which depends on the key and that number alone."""
     return jax.vmap(lambda number: jr.fold_in(key, number))(numbers)
+
+
+def several(key: Key, count: int) -> list[Key]:
+    """So many keys; one small program makes any number of them."""
+    return [jr.fold_in(key, number) for number in range(count)]
+
+
+def host_random(key: Key) -> np.random.Generator:
+    """Random numbers of NumPy that a key decides: nothing is compiled for them."""
+    return np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())

@@ -167,11 +167,18 @@ class Problem:
 
     def draw_unit(self, key: Key, i: Int[ArrayLike, ""], m: int) -> Draw:
         """Unit number i of `draw` alone, without the axis of units."""
+        theta = self.theta_of_unit(key, i)
+        return Draw(theta, self.y_of(theta), self.measure_unit(key, i, theta, m))
+
+    def theta_of_unit(self, key: Key, i: Int[ArrayLike, ""]) -> Theta:
+        """The theta of unit number i of `draw`."""
         # Number 0 of the unit's keys is for theta, the others for its measurements.
-        keys = fold_in_each(jr.fold_in(key, i), jnp.arange(m + 1))
-        theta = self.sample_prior(keys[0])
-        x = jax.vmap(self.simulate, in_axes=(0, None))(keys[1:], theta)
-        return Draw(theta, self.y_of(theta), x)
+        return self.sample_prior(jr.fold_in(jr.fold_in(key, i), 0))
+
+    def measure_unit(self, key: Key, i: Int[ArrayLike, ""], theta: Theta, m: int) -> Measurement:
+        """The measurements of unit number i of `draw`, if it has this theta."""
+        keys = fold_in_each(jr.fold_in(key, i), 1 + jnp.arange(m))
+        return jax.vmap(self.simulate, in_axes=(0, None))(keys, theta)
 
     def shapes(self) -> tuple[Any, Any]:
         """Shapes and dtypes of one measurement and of y, without simulating."""

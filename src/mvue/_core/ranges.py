@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import biject_to, constraints
 
+from .._runtime.jit import jit
 from .coordinates import Bijection, Coordinates, Numbers
 from .priors import element_support, prior_leaves, support_ends
 from .problem import Problem, refusal
@@ -53,7 +54,7 @@ class _OfArray(NamedTuple):
 
 def ranges_of(problem: Problem, key: Key) -> Ranges | str:
     """The ranges of a problem's theta, or in words why they are not known."""
-    drawn = jax.jit(jax.vmap(problem.sample_prior))(jr.split(key, DRAWS))
+    drawn = jit(lambda key: jax.vmap(problem.sample_prior)(jr.split(key, DRAWS)))(key)
     arrays, priors = jax.tree.leaves(drawn), prior_leaves(problem.prior)
     if len(priors) != len(arrays):
         return "a prior gives several arrays"

@@ -1,14 +1,20 @@
 """Draws from a problem: compiled, and checked before anything is trained on them."""
 
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, PyTree
 
-from .._runtime.jit import forgetful_jit, in_either_precision
+from .._runtime.jit import forgetful_jit, held, in_either_precision
+from .._runtime.programs import Compiled, compiled
 from ..exceptions import SimulatorError
 from .problem import Draw, Problem
-from .types import Key
+from .types import Key, Measurement, Theta
 
 NONFINITE_LIMIT = 0.01
 """The largest fraction of simulations that may be non-finite before training is refused."""
@@ -16,6 +22,9 @@ NONFINITE_LIMIT = 0.01
 
 NONFINITE_FROM = 1_000
 """So many units must have been simulated before a fraction is judged."""
+
+POOL_NUMBERS = 2**23  # simulated or kept at a time
+MOST_BATCHES = 64  # simulated at a time
 
 
 def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
@@ -52,6 +61,130 @@ def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 @forgetful_jit
 def _draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
     return problem.draw(key, n, m)
+
+
+class Batches(NamedTuple):
+    """K batches of N units and M measurements of each, and what was made of them."""
+
+    draw: Draw
+    """Leaves have a leading axis K; without x, if only `seen` is kept."""
+    seen: PyTree
+    """What was made of each measurement, (K, N, M, ...)."""
+    noise: Float[Array, "k n m d"] | None
+    """A part of its error that is known and has mean zero."""
+    finite: Bool[Array, "k n"]
+    """Which units could be simulated."""
+
+
+class Simulations:
+    """Batches of simulations of which only that is kept which a function makes of them.
+
+    One program, compiled once, serves all that needs simulations of a problem. Batch number b
+    depends on the key and b alone; its units and their measurements as those of `Problem.draw`.
+
+    Args:
+        problem: what to simulate.
+        units: N.
+        repeats: M.
+        see: ``see(constants, x)`` of one measurement.
+        noise: ``noise(theta, x)``, if a part of the error is known.
+        keeps_x: whether x is kept, too.
+        constants: arrays that `see` takes.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        units: int,
+        repeats: int,
+        see: Callable[[PyTree, Measurement], PyTree],
+        *,
+        noise: Callable[[Theta, Measurement], Array] | None = None,
+        keeps_x: bool = False,
+        constants: PyTree = (),
+    ) -> None:
+        self.problem, self.units, self.repeats = problem, units, repeats
+        self.see, self.noise, self.keeps_x = see, noise, keeps_x
+        self.constants = constants
+        theta = jax.eval_shape(self._theta, jr.key(0))
+        one = jax.eval_shape(self._batch, jr.key(0), theta, constants)
+        x, _ = problem.shapes()
+        parts = jax.tree.leaves(one)
+        numbers = sum(math.prod(leaf.shape) for leaf in parts)
+        simulated = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(x)) * units * repeats
+        self.count = int(np.clip(POOL_NUMBERS // max(numbers, simulated, 1), 1, MOST_BATCHES))
+        """K, batches at a time."""
+        self._programs: list[Compiled] = []
+
+    def _theta(self, key: Key) -> Theta:
+        return jax.vmap(self.problem.theta_of_unit, in_axes=(None, 0))(key, jnp.arange(self.units))
+
+    def _batch(self, key: Key, theta: Theta, constants: PyTree) -> Batches:
+        """One batch, without the axis K."""
+        problem = self.problem
+
+        def measure(key: Key) -> Measurement:
+            of_unit = jax.vmap(problem.measure_unit, in_axes=(None, 0, 0, None))
+            return of_unit(key, jnp.arange(self.units), theta, self.repeats)
+
+        x = held(measure, key)
+        draw = Draw(theta, jax.vmap(problem.y_of)(theta), x)
+        seen = jax.vmap(jax.vmap(lambda one: self.see(constants, one)))(x)
+        noise = None
+        if self.noise is not None:
+            noise = jax.vmap(jax.vmap(self.noise, in_axes=(None, 0)))(theta, x)
+            # What is not finite tells nothing of the error.
+            noise = jnp.where(jnp.isfinite(noise).all(axis=2, keepdims=True), noise, 0.0)
+        return Batches(
+            draw if self.keeps_x else draw._replace(x=()), seen, noise, finite_units(draw)
+        )
+
+    def thetas(self, key: Key, numbers: Array) -> Theta:
+        """The theta of all units of these batches, (K, N, ...)."""
+        return jax.vmap(lambda number: self._theta(jr.fold_in(key, number)))(numbers)
+
+    def simulate(self, key: Key, numbers: Array, theta: Theta, constants: PyTree) -> Batches:
+        """These batches."""
+
+        def one(of: tuple[Array, Theta]) -> Batches:
+            number, theta = of
+            return self._batch(jr.fold_in(key, number), theta, constants)
+
+        return jax.lax.map(one, (numbers, theta))
+
+    def shapes(self) -> Batches:
+        """Of K batches."""
+        numbers = jnp.arange(self.count)
+        theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
+        return jax.eval_shape(self.simulate, jr.key(0), numbers, theta, self.constants)
+
+    def trace(self) -> Any:
+        """What is simulated, not compiled."""
+        numbers = jnp.arange(self.count)
+        theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
+        both = lambda key, numbers, theta, constants: (  # noqa: E731
+            self.thetas(key, numbers),
+            self.simulate(key, numbers, theta, constants),
+        )
+        return jax.jit(both).trace(jr.key(0), numbers, theta, self.constants)
+
+    def prepare(self) -> Any:
+        """Compile; the executable, which knows what memory it needs."""
+        if not self._programs:
+            numbers = jnp.arange(self.count)
+            thetas = compiled(self.thetas, jr.key(0), numbers)
+            theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
+            simulate = compiled(self.simulate, jr.key(0), numbers, theta, self.constants)
+            self._programs = [thetas, simulate]
+        return self._programs[1].executable
+
+    def at(self, key: Key, first: int, theta: Theta | None = None) -> Batches:
+        """K batches from a number on, of units from the prior or of given ones, (K, N, ...)."""
+        self.prepare()
+        numbers = first + jnp.arange(self.count)
+        thetas, simulate = self._programs
+        given = thetas.run(key, numbers) if theta is None else theta
+        return simulate.run(key, numbers, given, self.constants)
 
 
 def finite_units(draw: Draw) -> Array:

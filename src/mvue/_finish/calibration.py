@@ -9,17 +9,16 @@ at no more error.
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .._core.problem import Problem
-from .._core.sampling import finite_units
+from .._core.keys import several
+from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Measurement, Theta
 from .._numerics.polynomials import (
     Layer,
@@ -30,7 +29,6 @@ from .._numerics.polynomials import (
     ripples_of,
 )
 from .._recipe.baseline import extended_interp
-from .._recipe.efficient import EfficientError
 from .._recipe.excess import ExcessSums, excess_model
 from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
@@ -40,7 +38,8 @@ from ..nn._frozen import Frozen
 from ..nn._staged import Staged, finish, prepare
 
 FARTHEST = 1.2  # half ranges from the middle: polynomials are not continued beyond
-PIECE_NUMBERS = 2**23  # of x, simulated at a time
+
+T = TypeVar("T")
 
 
 @register(name="mvue.Calibration")
@@ -132,11 +131,10 @@ class _BiasMoments(NamedTuple):
 
 def calibrate(
     estimator: Estimator,
-    problem: Problem,
+    simulations: Simulations,
     log_sd: Callable[[Theta], Array],
     tables: tuple[Array, Array],
     settings: CalibrationSettings,
-    efficient_error: EfficientError | None = None,
     *,
     key: Key,
 ) -> CalibrationResult:
@@ -144,15 +142,14 @@ def calibrate(
 
     Args:
         estimator: to be calibrated.
-        problem: what it was trained on, with the prior that was trained on.
+        simulations: of what it was trained on, and what its first stage makes of them.
         log_sd: logarithm of the error to expect at one theta.
         tables: a scale in which the standard deviation of y is about one, and the y there, (d, t).
         settings: how many simulations.
-        efficient_error: of an efficient estimator at one theta and measurement, if it is known.
         key: for the simulations.
     """
-    x, y = problem.shapes()
-    d = y.shape[0]
+    x, y = simulations.problem.shapes()
+    d, repeats = y.shape[0], simulations.repeats
     nuisances = jax.eval_shape(
         lambda one: estimate_and_nuisances(estimator, prepare(estimator, one))[1], x
     ).shape[0]
@@ -164,77 +161,93 @@ def calibrate(
     terms = len(powers) + len(layers) + 2 * len(ripples)
     unfitted = Calibration(*tables, jnp.zeros((d, terms)), powers, layers, ripples)
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    wide = max(numbers, d * terms)
-    repeats = settings.repeats
-    units = int(np.clip(PIECE_NUMBERS // (wide * repeats), 16, settings.units))
-    pieces = max(2, settings.units // units)
-    pieces = int(np.clip(settings.budget // (units * repeats * numbers), 2, pieces))
+    at_once = simulations.count * simulations.units * repeats
+    pieces = max(2, -(-settings.draws // at_once))
+    pieces = int(np.clip(settings.budget // (at_once * numbers), 2, pieces))
     arrays, static = eqx.partition(estimator, eqx.is_array)
 
     units_of_y = tuple(2 / max(width, 1.0) for width in widths)
     excess = excess_model(units_of_y, settings.excess_degree, settings.most_layers)
 
-    def rows(key: Key, arrays: PyTree, larger: Array) -> tuple[Array, Array, Array]:
+    def rows(
+        batch: Batches, arrays: PyTree, larger: Array
+    ) -> tuple[Array, Array, Array, Array | None]:
         """Errors (N, M, d) and features (N, M, d, q), both in units of the error to expect.
 
-        That is the expected one or, where errors are `larger`, the measured one.
+        That is the expected one or, where errors are `larger`, the measured one. And a part of the
+        errors that is known to be noise.
         """
-        network = eqx.combine(arrays, static)
-        draw = problem.draw(key, units, repeats)
+        network, draw = eqx.combine(arrays, static), batch.draw
 
-        def one(x: Measurement) -> tuple[Array, Array]:
-            estimate, nuisances = estimate_and_nuisances(network, prepare(network, x))
+        def one(prepared: PyTree) -> tuple[Array, Array]:
+            estimate, nuisances = estimate_and_nuisances(network, prepared)
             features, size = unfitted.parts(estimate, nuisances)
             return estimate, size[:, None] * features[None, :]
 
-        estimates, features = jax.vmap(jax.vmap(one))(draw.x)
+        estimates, features = jax.vmap(jax.vmap(one))(batch.seen)
         above = jax.vmap(lambda y: excess.of(larger, unfitted.place(y)))(draw.y)
         unit = jnp.exp(-jax.vmap(log_sd)(draw.theta) - above / 2)[:, None, :]
         errors, features = (estimates - draw.y[:, None, :]) * unit, features * unit[..., None]
-        good = finite_units(draw) & jnp.isfinite(errors).all(axis=(1, 2))
+        good = batch.finite & jnp.isfinite(errors).all(axis=(1, 2))
         good &= jnp.isfinite(features).all(axis=(1, 2, 3))
         # A unit with an error without bounds would decide about all others.
         good &= (jnp.abs(errors) < settings.largest_error).all(axis=(1, 2))
-        return errors, features, good
+        return errors, features, good, None if batch.noise is None else batch.noise * unit
 
     @jit
-    def excess_sums(key: Key, arrays: PyTree) -> ExcessSums:
+    def excess_sums(batches: Batches, arrays: PyTree) -> ExcessSums:
         network = eqx.combine(arrays, static)
-        draw = problem.draw(key, units, repeats)
-        estimates = jax.vmap(jax.vmap(lambda x: finish(network, prepare(network, x))))(draw.x)
-        unit = jnp.exp(-jax.vmap(log_sd)(draw.theta))[:, None, :]
-        return excess.sums(
-            jax.vmap(unfitted.place)(draw.y), (estimates - draw.y[:, None, :]) * unit
-        )
+
+        def of_batch(batch: Batches) -> ExcessSums:
+            draw = batch.draw
+            estimates = jax.vmap(jax.vmap(lambda one: finish(network, one)))(batch.seen)
+            unit = jnp.exp(-jax.vmap(log_sd)(draw.theta))[:, None, :]
+            errors = (estimates - draw.y[:, None, :]) * unit
+            return excess.sums(jax.vmap(unfitted.place)(draw.y), errors)
+
+        return _summed(jax.lax.map(of_batch, batches))
 
     @jit
-    def moments(key: Key, arrays: PyTree, larger: Array) -> _BiasMoments:
-        errors, features, good = rows(key, arrays, larger)
-        keep = good[:, None, None]
-        errors, features = jnp.where(keep, errors, 0.0), jnp.where(keep[..., None], features, 0.0)
-        whole, total = features.sum(axis=1), errors.sum(axis=1)
-        gram = jnp.einsum("njq,njr->jqr", whole, whole)
-        gram -= jnp.einsum("nmjq,nmjr->jqr", features, features)
-        cross = jnp.einsum("njq,nj->jq", whole, total)
-        cross -= jnp.einsum("nmjq,nmj->jq", features, errors)
-        return _BiasMoments(gram, cross, good.sum())
+    def measured(
+        batches: Batches, arrays: PyTree, larger: Array, coefficients: Array
+    ) -> tuple[_BiasMoments, Array, Array]:
+        """Moments that a correction is fitted to, and what one comes to.
 
-    @jit
-    def judged(key: Key, arrays: PyTree, larger: Array, coefficients: Array) -> tuple[Array, Array]:
-        """Squared bias and squared error of each unit, before and after, (N, 2, d)."""
-        errors, features, good = rows(key, arrays, larger)
-        after = errors + jnp.einsum("nmjq,jq->nmj", features, coefficients)
-        both = jnp.stack([errors, after], axis=1)
-        square = jnp.sum(both**2, axis=2)
-        bias = (jnp.sum(both, axis=2) ** 2 - square) / (repeats * (repeats - 1))
-        return jnp.stack([bias, square / repeats]), good
+        That is squared bias and squared error of each unit before and after it, (K, 2, N, 2, d),
+        and which units are good, (K, N).
+        """
 
-    fit_key, judge_key, excess_key = jr.split(key, 3)
-    sums = [excess_sums(jr.fold_in(excess_key, i), arrays) for i in range(max(1, pieces // 8))]
+        def of_batch(batch: Batches) -> tuple[_BiasMoments, Array, Array]:
+            errors, features, good, noise = rows(batch, arrays, larger)
+            keep = good[:, None, None]
+            errors = jnp.where(keep, errors, 0.0)
+            features = jnp.where(keep[..., None], features, 0.0)
+            after = errors + jnp.einsum("nmjq,jq->nmj", features, coefficients)
+            both = jnp.stack([errors, after], axis=1)
+            rest = both - (0.0 if noise is None else jnp.where(keep, noise, 0.0)[:, None])
+            bias = jnp.sum(rest, axis=2) ** 2 - jnp.sum(rest**2, axis=2)
+            values = jnp.stack([bias / (repeats * (repeats - 1)), jnp.mean(both**2, axis=2)])
+            whole, total = features.sum(axis=1), rest[:, 0].sum(axis=1)
+            gram = jnp.einsum("njq,njr->jqr", whole, whole)
+            gram -= jnp.einsum("nmjq,nmjr->jqr", features, features)
+            cross = jnp.einsum("njq,nj->jq", whole, total)
+            cross -= jnp.einsum("nmjq,nmj->jq", features, rest[:, 0])
+            return _BiasMoments(gram, cross, good.sum()), values, good
+
+        moments, values, good = jax.lax.map(of_batch, batches)
+        return _summed(moments), values, good
+
+    fit_key, judge_key, excess_key = several(key, 3)
+
+    def simulated(key: Key, piece: int) -> Batches:
+        return simulations.at(key, piece * simulations.count)
+
+    sums = [excess_sums(simulated(excess_key, i), arrays) for i in range(max(1, pieces // 8))]
     larger = excess.solve(jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *sums))
     total: list[np.ndarray] | None = None
     for i in range(pieces):
-        part = [np.asarray(p, np.float64) for p in moments(jr.fold_in(fit_key, i), arrays, larger)]
+        found = measured(simulated(fit_key, i), arrays, larger, unfitted.coefficients)[0]
+        part = [np.asarray(p, np.float64) for p in found]
         total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
     assert total is not None
     gram, cross, count = total
@@ -243,13 +256,10 @@ def calibrate(
     coefficients = np.stack(solutions)
     shown: list[np.ndarray] = []
     for i in range(max(1, pieces // 4)):
-        values, good = judged(
-            jr.fold_in(judge_key, i),
-            arrays,
-            larger,
-            jnp.asarray(coefficients, tables[0].dtype),
-        )
-        shown.append(np.asarray(values, np.float64)[:, np.asarray(good)])
+        solved = jnp.asarray(coefficients, tables[0].dtype)
+        _, values, good = measured(simulated(judge_key, i), arrays, larger, solved)
+        values = np.asarray(values, np.float64).swapaxes(0, 1)
+        shown.append(values[:, np.asarray(good)])
     values = np.concatenate(shown, axis=1)  # (2, N, 2, d)
     if values.shape[1] < 2:
         return CalibrationResult(estimator, "none: too few finite estimates to fit one")
@@ -273,6 +283,10 @@ def calibrate(
         f"the expected error {rms[0, worst]:.3g} → {rms[1, worst]:.3g}"
     )
     return CalibrationResult(Calibrated(estimator, calibration), note)
+
+
+def _summed(tree: T) -> T:
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), tree)
 
 
 def _solve(gram: np.ndarray, cross: np.ndarray, ridge: float) -> np.ndarray:

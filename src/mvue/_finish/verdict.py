@@ -17,16 +17,17 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .._bounds.crb import note_bounds
-from .._core.keys import fold_in_each
+from .._core.keys import host_random, several
 from .._core.problem import Problem
+from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.settings import VerdictSettings
 from .._recipe.survey import Survey, TrainingPrior
-from .._runtime.jit import held, in_either_precision, jit
+from .._runtime.jit import held, jit
 from .._serialise.registry import register
+from ..nn._staged import finish
 
-PIECE_NUMBERS = 2**23  # of x, simulated at a time
 SURE = 3.0  # standard errors
 CHANCE = 5.0  # standard errors that the largest of many differences may have by chance
 
@@ -100,6 +101,7 @@ def judge(
     problem: Problem,
     survey: Survey,
     settings: VerdictSettings,
+    simulations: Simulations,
     *,
     key: Key,
 ) -> Verdict:
@@ -110,14 +112,18 @@ def judge(
         problem: what it was trained for; its prior says what is of interest.
         survey: of this problem.
         settings: how many values and simulations, and what counts as good.
+        simulations: with what the first stage of the estimator makes of them.
         key: for the simulations.
     """
-    at_key, draw_key, bound_key, circle_key = jr.split(key, 4)
+    at_key, draw_key, bound_key, circle_key = several(key, 4)
     theta = _values(survey, settings.values, at_key)
-    y = np.asarray(jax.vmap(problem.y_of)(theta), np.float64)
-    expected, words = _expected(problem, survey, theta, bound_key)
+    # Of as many values of the prior, too, so that one program serves both.
+    some = jax.tree.map(lambda leaf: leaf[: settings.values], survey.pilot.theta)
+    of_theta = jit(jax.vmap(lambda theta: (problem.y_of(theta), survey.log_sd(theta))))
+    (y, log_sd), (_, usual) = (map(_float64, of_theta(at)) for at in (theta, some))
+    expected, words = _expected(problem, np.exp(2 * log_sd), theta, bound_key)
     unit = np.sqrt(expected)
-    moments, repeats = _errors(estimator, problem, theta, unit, settings, draw_key)
+    moments, repeats = _errors(estimator, simulations, theta, y, unit, settings, draw_key)
     found = summarize(moments)
     failures = int(np.sum(repeats - moments.number))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -140,7 +146,8 @@ def judge(
         (),
         (),
     )
-    return _judged(verdict, found.bias * unit, problem, survey, settings, circle_key)
+    hidden = _unidentified(problem, survey, np.exp(usual), settings)
+    return _judged(verdict, found.bias * unit, hidden, problem, survey, settings, circle_key)
 
 
 def _values(survey: Survey, count: int, key: Key) -> Theta:
@@ -151,7 +158,7 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
         order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else np.arange(len(y))
         chosen = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
         return jax.tree.map(lambda leaf: leaf[chosen], survey.pilot.theta)
-    rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
+    rng = host_random(key)
     tables = np.asarray(prior.tables, np.float64)
     columns = []
     for k, (table, along) in enumerate(zip(tables, survey.ranges, strict=True)):
@@ -161,12 +168,18 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
         values = np.clip(values, *along.interest)
         columns.append(values if k == 0 else rng.permutation(values))
     rows = jnp.asarray(np.stack(columns, axis=1), jnp.result_type(float))
-    return jax.vmap(prior.coordinates.to_theta)(rows)
+    return jit(jax.vmap(prior.coordinates.to_theta))(rows)
 
 
-def _expected(problem: Problem, survey: Survey, theta: Theta, key: Key) -> tuple[np.ndarray, str]:
-    """The variance to expect of each component, (K, d), and where it comes from."""
-    seen = np.exp(2 * np.asarray(jax.vmap(survey.log_sd)(theta), np.float64))
+def _float64(values: Array) -> np.ndarray:
+    return np.asarray(values, np.float64)
+
+
+def _expected(problem: Problem, seen: np.ndarray, theta: Theta, key: Key) -> tuple[np.ndarray, str]:
+    """The variance to expect of each component, (K, d), and where it comes from.
+
+    The bound, or where there is none what the survey has `seen`.
+    """
     bound = note_bounds(problem, theta, None, key)
     if bound.matrix is None:
         return seen, "expected"
@@ -177,47 +190,61 @@ def _expected(problem: Problem, survey: Survey, theta: Theta, key: Key) -> tuple
 
 def _errors(
     estimator: Estimator,
-    problem: Problem,
+    simulations: Simulations,
     theta: Theta,
+    y: np.ndarray,
     unit: np.ndarray,
     settings: VerdictSettings,
     key: Key,
 ) -> tuple[ErrorMoments, int]:
     """Moments of errors in units of the expected one, (K, d), and how many repeats there were."""
+    problem, values = simulations.problem, len(unit)
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    values = len(unit)
     wanted = int(np.clip(settings.budget // (values * numbers), settings.fewest, settings.repeats))
-    size = int(np.clip(PIECE_NUMBERS // (values * numbers), 1, wanted))
     arrays, static = eqx.partition(estimator, eqx.is_array)
-    truth = jax.vmap(problem.y_of)(theta)
-    scale = jnp.asarray(1 / unit, truth.dtype)
+    truth, scale = (jnp.asarray(part, jnp.result_type(float)) for part in (y, 1 / unit))
+    theta = jax.tree.map(np.asarray, theta)
+    count, units, repeats = simulations.count, simulations.units, simulations.repeats
+    # Several calls, where there are more values than units in one.
+    calls = -(-values // (count * units))
+    each = count * units * calls // values
 
     @jit
-    def piece(key: Key, arrays: PyTree, theta: Theta, truth: Array, scale: Array) -> ErrorMoments:
+    def estimates(batches: Batches, arrays: PyTree) -> Array:
         function = eqx.combine(arrays, static)
-        keys = jax.vmap(lambda k: fold_in_each(k, jnp.arange(size)))(
-            fold_in_each(key, jnp.arange(values))
-        )
+        each = jax.vmap(jax.vmap(lambda one: finish(function, one)))
+        return jnp.where(batches.finite[:, :, None, None], jax.lax.map(each, batches.seen), jnp.nan)
 
-        simulate = jax.vmap(jax.vmap(problem.simulate, in_axes=(0, None)))
-        x = held(lambda _: simulate(keys, theta), key)
-        estimates = jax.vmap(jax.vmap(lambda one: jnp.reshape(function(one), (-1,))))(x)
-        errors = (estimates - truth[:, None, :]) * scale[:, None, :]
+    @jit
+    def moments(estimates: Array, truth: Array, scale: Array) -> ErrorMoments:
+        """Unit number u of all calls is one of value number u modulo K."""
+        rows = estimates.reshape(-1, repeats, truth.shape[1])[: each * values]
+        rows = rows.reshape(each, values, repeats, -1).transpose(1, 0, 2, 3)
+        errors = rows.reshape(values, each * repeats, -1) - truth[:, None, :]
+        errors *= scale[:, None, :]
         return moments_of(errors, jnp.isfinite(errors).all(axis=-1))
 
-    count = -(-wanted // size)
+    place = np.arange(calls * count * units) % values
     total: Any = None
-    for i in range(count):
-        inputs = jr.fold_in(key, i), arrays, theta, truth, scale
-        part = in_either_precision(lambda inputs=inputs: piece(*inputs)).on_host()
+    rounds = -(-wanted // (each * repeats))
+    for i in range(rounds):
+        parts = []
+        for call in range(calls):
+            some = place.reshape(calls, count, units)[call]
+            at = jax.tree.map(lambda leaf, some=some: jnp.asarray(leaf[some]), theta)
+            batches = simulations.at(key, (i * calls + call) * count, at)
+            parts.append(estimates(batches, arrays))
+        together = parts[0] if calls == 1 else jnp.concatenate(parts)
+        part = moments(together, truth, scale).on_host()
         total = part if total is None else merge(total, part)
-    return total, count * size
+    return total, rounds * each * repeats
 
 
 def _judged(
     verdict: Verdict,
     found_bias: np.ndarray,
+    hidden: list[str],
     problem: Problem,
     survey: Survey,
     settings: VerdictSettings,
@@ -232,7 +259,6 @@ def _judged(
     share = verdict.failures / (len(verdict.y) * verdict.repeats)
     if share > settings.failures:
         reasons.append(f"{share:.1%} of the estimates are not finite")
-    hidden = _unidentified(problem, survey, settings)
     if hidden:
         reasons.append(
             f"the data tell next to nothing about {', '.join(hidden)} within the range of interest"
@@ -338,12 +364,12 @@ def _closed(problem: Problem, survey: Survey, settings: VerdictSettings, key: Ke
     return found
 
 
-def _unidentified(problem: Problem, survey: Survey, settings: VerdictSettings) -> list[str]:
+def _unidentified(
+    problem: Problem, survey: Survey, sd: np.ndarray, settings: VerdictSettings
+) -> list[str]:
     """Components of y whose range of interest is but a few standard deviations wide."""
     rows = np.asarray(survey.pilot.y, np.float64)
     span = np.quantile(rows, 0.95, axis=0) - np.quantile(rows, 0.05, axis=0)
-    some = jax.tree.map(lambda leaf: leaf[: settings.looked_at], survey.pilot.theta)
-    sd = np.exp(np.asarray(jax.vmap(survey.log_sd)(some), np.float64))
     wide = np.median(sd, axis=0) > settings.unidentified * span
     names = problem.names or tuple(f"y[{j}]" for j in range(rows.shape[1]))
     return [names[j] for j in np.flatnonzero(wide)]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.types import Estimator
-from .._training.input_range import InputRange, TrainedOn
+from .._finish.input_range import InputRange, TrainedOn
 from .._training.result import Fit
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from .._core.checks import describe_shapes
 from .._core.estimators import Carrier, MeasurementSpec
 from .._core.types import Estimator
-from .._training.input_range import TrainedOn
+from .._finish.input_range import TrainedOn
 from .fronts import Front, front_of
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from .._assessment.report import Report
 from .._core.checks import check_estimator, checked_names
 from .._core.problem import Problem
+from .._finish.input_range import InputRange, Scale, TrainedOn, trained_on_problem
 from .._linear.known_model import LinearEstimator
 from .._serialise.container import Contents, read, write
 from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
-from .._training.input_range import InputRange, Scale, TrainedOn, trained_on_problem
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError

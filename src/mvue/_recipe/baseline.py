@@ -19,6 +19,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Key
@@ -31,6 +32,7 @@ from .settings import BaselineSettings
 from .survey import Survey, unit_scale
 
 MUCH_BETTER = 0.9  # share of the squared error that is left
+FAR = 5.0  # expected errors: larger ones do not count for more
 FARTHEST = 1e12  # standard deviations; larger numbers may be infinite
 
 
@@ -129,6 +131,9 @@ class Start(NamedTuple):
     error: tuple[float, ...]
     """Its mean squared error over the expected one, on simulations that it was not fitted to; one
     for each component."""
+    explained: tuple[float, ...] = ()
+    """The share of that which a richer regression on the summaries explains; empty where it was
+    not looked for."""
 
 
 def fit_baseline(
@@ -136,7 +141,7 @@ def fit_baseline(
 ) -> Start:
     """Both steps, or the first, from simulations of the problem to be trained on."""
     settings, table = survey.recipe.baseline, survey.recipe.survey.table
-    simulate_key, hidden_key = jr.split(key)
+    simulate_key, hidden_key = several(key, 2)
     few = max(1, settings.plug_in_units // settings.units)
     pieces = _simulated(problem, survey, simulate_key, settings.pieces + 1)
     fresh, *some = itertools.islice(pieces, few + 1)
@@ -144,36 +149,14 @@ def fit_baseline(
     plug_in = _fit_plug_in(first, hidden_key, table, settings)
     if only_plug_in:
         return Start(plug_in, None, ())
-    scaling = _scaling(first.natural, settings.fewest_draws)
-    start = _best(plug_in, _fit_linear(some, plug_in, scaling, settings), fresh)
+    fitting = _LinearFit(plug_in, _scaling(first.natural, settings.fewest_draws), settings)
+    start = fitting.best(some, fresh)
     if max(start.error) > settings.hopeless:
         return start
-    return _best(plug_in, _fit_linear([*some, *pieces], plug_in, scaling, settings), fresh)
-
-
-def _best(plug_in: PlugIn, baselines: list[Baseline], fresh: _Piece) -> Start:
-    """The first baseline, unless a later one is much better on simulations that are new."""
-    starts = [Start(plug_in, one, _error(plug_in, one, fresh)) for one in baselines]
-    best = min(starts, key=lambda start: max(start.error))
-    return best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
-
-
-def _error(plug_in: PlugIn, baseline: Baseline, piece: _Piece) -> tuple[float, ...]:
-    """Mean squared errors over the expected ones; the few largest do not count."""
-
-    @jit
-    @jax.vmap
-    @jax.vmap
-    def estimate(inputs: Array, natural: Array) -> Array:
-        plugged, log_sd, _ = plug_in(inputs)
-        return baseline(plugged, log_sd, plug_in.inputs(inputs), natural)
-
-    estimates = np.asarray(estimate(piece.inputs, piece.natural), np.float64)
-    errors = (estimates - piece.y[:, None, :]) * np.exp(-piece.log_sd)[:, None, :]
-    squares = np.mean(errors**2, axis=1)
-    squares = np.where(np.isfinite(squares), squares, np.inf)
-    largest = np.quantile(squares, 0.98, axis=0)
-    return tuple(np.minimum(squares, largest).mean(axis=0).tolist())
+    start = fitting.best([*some, *pieces], fresh)
+    if max(start.error) <= survey.recipe.network.good_start:
+        return start
+    return start._replace(explained=fitting.explained(start, some, fresh, host_random(key)))
 
 
 def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterator[_Piece]:
@@ -217,13 +200,13 @@ def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSet
     pairs = [unit_scale(y[:, j], log_sd[:, j], table_size) for j in range(d)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
-    hidden, offsets = jr.split(key)
+    rng = host_random(key)
     shape = size, settings.random_features
     empty = jnp.zeros((0, d))
     plug_in = PlugIn(
         scaling=_scaling(inputs, settings.fewest_draws),
-        hidden=settings.feature_scale * jr.normal(hidden, shape) / np.sqrt(size),
-        offsets=jr.normal(offsets, shape[1:]),
+        hidden=_array(settings.feature_scale * rng.normal(size=shape) / np.sqrt(size)),
+        offsets=_array(rng.normal(size=shape[1:])),
         readout=empty,
         log_sd_readout=empty,
         log_sd_range=_array(np.stack([log_sd.min(axis=0) - 1, log_sd.max(axis=0) + 1])),
@@ -242,42 +225,114 @@ def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSet
     )
 
 
-def _fit_linear(
-    pieces: list[_Piece], plug_in: PlugIn, scaling: Affine, settings: BaselineSettings
-) -> list[Baseline]:
-    """Weighted linear bias constrained estimators, one for each ridge."""
-    unfitted = Baseline(scaling, jnp.zeros((0, 0)))
+class _LinearFit:
+    """Weighted linear bias constrained estimation on the rows of `Baseline`."""
 
-    @jit
-    def rows_of(inputs: Array, natural: Array, j: Array) -> Array:
-        """Of one component: those of all at once would be too many."""
+    def __init__(self, plug_in: PlugIn, scaling: Affine, settings: BaselineSettings) -> None:
+        self.plug_in, self.settings = plug_in, settings
+        unfitted = Baseline(scaling, jnp.zeros((0, 0)))
+        self.of_weights = lambda weights: dataclasses.replace(unfitted, weights=weights)
 
-        def one(inputs: Array, natural: Array) -> Array:
-            plugged, log_sd, _ = plug_in(inputs)
-            return unfitted.row(plugged[j], log_sd[j], plug_in.inputs(inputs), natural)
+        @jit
+        def rows(inputs: Array, natural: Array, j: Array) -> Array:
+            """Of one component: those of all at once would be too many."""
 
-        return jax.vmap(jax.vmap(one))(inputs, natural)
+            def one(inputs: Array, natural: Array) -> Array:
+                plugged, log_sd, _ = plug_in(inputs)
+                return unfitted.row(plugged[j], log_sd[j], plug_in.inputs(inputs), natural)
 
-    total: list[_UnitMoments] = []
-    for piece in pieces:
-        d = piece.y.shape[1]
-        for j in range(d):
-            rows = np.asarray(rows_of(piece.inputs, piece.natural, jnp.asarray(j)), np.float64)
-            total = total or [_UnitMoments(rows.shape[2]) for _ in range(d)]
-            finite = np.isfinite(rows).all(axis=(1, 2))
-            scale = np.exp(-piece.log_sd[finite, j].astype(np.float64))
-            total[j].add(
-                rows[finite] * scale[:, None, None],
-                piece.y[finite, j] * scale,
-                piece.efficient[finite, :, j] * scale[:, None],
-            )
-    return [
-        Baseline(
-            scaling,
-            _array(np.stack([moments.solve(settings.bias_weight, ridge) for moments in total])),
-        )
-        for ridge in settings.linear_ridges
-    ]
+            return jax.vmap(jax.vmap(one))(inputs, natural)
+
+        @jit
+        def estimate(weights: Array, inputs: Array, natural: Array) -> Array:
+            def one(inputs: Array, natural: Array) -> Array:
+                plugged, log_sd, _ = plug_in(inputs)
+                baseline = self.of_weights(weights)
+                return baseline(plugged, log_sd, plug_in.inputs(inputs), natural)
+
+            return jax.vmap(jax.vmap(one))(inputs, natural)
+
+        self._rows, self._estimate = rows, estimate
+
+    def best(self, pieces: list[_Piece], fresh: _Piece) -> Start:
+        """With the first ridge, unless a later one is much better on simulations that are new."""
+        starts = [
+            Start(self.plug_in, self.of_weights(weights), self._error(weights, fresh))
+            for weights in self._fitted(pieces)
+        ]
+        best = min(starts, key=lambda start: max(start.error))
+        return best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
+
+    def explained(
+        self, start: Start, pieces: list[_Piece], fresh: _Piece, rng: np.random.Generator
+    ) -> tuple[float, ...]:
+        """The share of the squared error that random features of the summaries explain.
+
+        The expected error is that which a small step of theta allows. Where the support of the data
+        moves with theta, no estimator may come near it, and none of the error can be explained.
+        """
+        assert start.baseline is not None
+        weights = start.baseline.weights
+        size, count = fresh.inputs.shape[2], self.settings.richer_features
+        hidden = _array(self.settings.feature_scale * rng.normal(size=(size, count)) / size**0.5)
+        offsets = _array(rng.normal(size=count))
+
+        @jit
+        @jax.vmap
+        @jax.vmap
+        def features(inputs: Array) -> Array:
+            standard = self.plug_in.inputs(inputs)
+            return jnp.concatenate([standard, jax.nn.gelu(standard @ hidden + offsets)])
+
+        def rows_and_errors(piece: _Piece) -> tuple[np.ndarray, np.ndarray]:
+            errors = np.clip(self._errors(weights, piece), -FAR, FAR)
+            rows = np.asarray(features(piece.inputs), np.float64)
+            return rows.reshape(-1, rows.shape[2]), errors.reshape(-1, errors.shape[2])
+
+        rows, errors = (np.concatenate(p) for p in zip(*map(rows_and_errors, pieces), strict=True))
+        mean, deviation = mean_and_deviation(rows)
+        deviation = np.where(deviation > 0, deviation, np.inf)
+        rows = (rows - mean) / deviation
+        gram = rows.T @ rows / len(rows) + self.settings.ridge * np.eye(rows.shape[1])
+        average = errors.mean(axis=0)
+        readout = np.linalg.solve(gram, rows.T @ (errors - average) / len(rows))
+        rows, errors = rows_and_errors(fresh)
+        rest = errors - average - (rows - mean) / deviation @ readout
+        return tuple((1 - (rest**2).mean(axis=0) / (errors**2).mean(axis=0)).tolist())
+
+    def _fitted(self, pieces: list[_Piece]) -> list[Array]:
+        """The weights, for each ridge."""
+        total: list[_UnitMoments] = []
+        for piece in pieces:
+            d = piece.y.shape[1]
+            for j in range(d):
+                rows = self._rows(piece.inputs, piece.natural, jnp.asarray(j))
+                rows = np.asarray(rows, np.float64)
+                total = total or [_UnitMoments(rows.shape[2]) for _ in range(d)]
+                finite = np.isfinite(rows).all(axis=(1, 2))
+                scale = np.exp(-piece.log_sd[finite, j].astype(np.float64))
+                total[j].add(
+                    rows[finite] * scale[:, None, None],
+                    piece.y[finite, j] * scale,
+                    piece.efficient[finite, :, j] * scale[:, None],
+                )
+        weight = self.settings.bias_weight
+        return [
+            _array(np.stack([moments.solve(weight, ridge) for moments in total]))
+            for ridge in self.settings.linear_ridges
+        ]
+
+    def _error(self, weights: Array, piece: _Piece) -> tuple[float, ...]:
+        """Mean squared errors over the expected ones; the few largest do not count."""
+        squares = np.mean(self._errors(weights, piece) ** 2, axis=1)
+        squares = np.where(np.isfinite(squares), squares, np.inf)
+        largest = np.quantile(squares, 0.98, axis=0)
+        return tuple(np.minimum(squares, largest).mean(axis=0).tolist())
+
+    def _errors(self, weights: Array, piece: _Piece) -> np.ndarray:
+        """In units of the expected ones, (N, M, d)."""
+        estimates = np.asarray(self._estimate(weights, piece.inputs, piece.natural), np.float64)
+        return (estimates - piece.y[:, None, :]) * np.exp(-piece.log_sd)[:, None, :]
 
 
 class _UnitMoments:
@@ -305,18 +360,6 @@ class _UnitMoments:
         """The coefficients of least squared error and bias."""
         cross = self.cross + self.noise_cross / (1 + bias_weight)
         return clipped_coefficients(self.total, self.within, cross, bias_weight, ridge)
-
-
-def unit_tables(problem: Problem, survey: Survey, key: Key) -> tuple[Array, Array]:
-    """A scale in which the standard deviation of y is about one, and the y there, (d, table)."""
-    keys = jr.split(key, survey.recipe.baseline.plug_in_units)
-    theta = jax.jit(jax.vmap(problem.sample_prior))(keys)
-    y = np.asarray(jax.vmap(problem.y_of)(theta), np.float64)
-    log_sd = np.asarray(jax.jit(jax.vmap(survey.log_sd))(theta), np.float64)
-    size = survey.recipe.survey.table
-    pairs = [unit_scale(*columns, size) for columns in zip(y.T, log_sd.T, strict=True)]
-    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    return _array(scale), _array(table)
 
 
 def extended_interp(at: Array, scale: Array, table: Array) -> Array:

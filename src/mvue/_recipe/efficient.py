@@ -1,5 +1,4 @@
-"""What a likelihood tells the training: the error of an efficient estimator, measurement by
-measurement.
+"""What a likelihood tells the training: the error that an efficient estimator would make.
 
 At the parameter that a measurement was simulated with, J F⁻¹ score, with the Fisher information F
 and the derivative J of y, is the error that an efficient estimator would make of it. Its mean is
@@ -20,6 +19,7 @@ from jaxtyping import Array, Float
 
 from .._bounds.regularity import refuse_moving_support
 from .._bounds.result import Informations
+from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.theta import ThetaLayout, theta_rows
@@ -33,7 +33,8 @@ from .smooth import smooth
 EfficientError = Callable[[Theta, Measurement], Float[Array, " d"]]
 
 ASKED = 8  # values at which it is asked whether the support moves
-RIDGE = 1e-3  # of information in units of the expected errors
+SQUARINGS, TERMS = 8, 5  # of exponentials
+RIDGE = 1e-4  # share of the largest information that is none
 
 
 class LikelihoodUse(NamedTuple):
@@ -46,7 +47,7 @@ class LikelihoodUse(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Scores at one value of theta, in standard deviations of theta; and the slopes of y."""
+    """Scores at one value of theta, in typical deviations of theta; and the slopes of y."""
 
     mean: Any
     """(p,)."""
@@ -88,17 +89,19 @@ def efficient_error(
     try:
         jax.eval_shape(line.scores, *_shapes(problem))
         jax.eval_shape(line.slopes, _shapes(problem)[0])
-    except Exception as error:
-        return LikelihoodUse(None, f"it cannot be differentiated ({type(error).__name__}: {error})")
-    place_key, draw_key, support_key = jr.split(key, 3)
-    places = np.asarray(jr.uniform(place_key, (look.points, look.p)), np.float64) * widths
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+        return LikelihoodUse(None, f"it cannot be differentiated ({reason})")
+    place_key, draw_key, support_key = several(key, 3)
+    places = host_random(place_key).uniform(size=(look.points, look.p)) * widths
     seen = _look(line, places, log_sd, draw_key)
     interest = np.stack([look.ranges.low, look.ranges.high])
     rows = line.rows(places)
     within = ((rows >= interest[0]) & (rows <= interest[1])).all(axis=1) & seen.good
     if not seen.good[within].any() or seen.good.mean() < settings.fewest_good:
         return LikelihoodUse(None, "its score is not finite for many measurements")
-    inverse = np.linalg.inv(seen.information + RIDGE * np.eye(look.p))
+    size = np.trace(seen.information, axis1=1, axis2=2)[:, None, None] / look.p
+    inverse = np.linalg.inv(seen.information + RIDGE * size * np.eye(look.p))
     freedom = 1 - (look.p + 1) / np.maximum(seen.draws, look.p + 2)
     gain = (seen.slopes @ inverse) * freedom[:, None, None]
     off = np.einsum("ndp,np->nd", gain, seen.mean)
@@ -121,16 +124,32 @@ def efficient_error(
             f"{noise[k, j]:.1g} standard deviations. Correct one of them, or leave log_likelihood "
             "out: fit does not need it"
         )
-    flat = gain[seen.good].reshape(seen.good.sum(), -1)
-    fitted = smooth(places[seen.good], flat, look.recipe.error_model)
-    d = gain.shape[1]
+    # The logarithm of a matrix is a matrix: whatever smooth one is found, information is positive.
+    values, vectors = np.linalg.eigh(seen.information[seen.good])
+    values = np.maximum(values, RIDGE * values[:, -1:])
+    logs = vectors * np.log(values)[:, None, :] @ vectors.swapaxes(1, 2)
+    upper = np.triu_indices(look.p)
+    fitted = smooth(places[seen.good], logs[:, upper[0], upper[1]], look.recipe.error_model)
 
     def error(theta: Theta, x: Measurement) -> Float[Array, " d"]:
-        place = line.place_of(theta)
-        matrix = fitted(place).reshape(d, look.p)
-        return jnp.exp(log_sd(theta)) * (matrix @ line.scores(theta, x))
+        entries = fitted(line.place_of(theta))
+        half = jnp.zeros((look.p, look.p), entries.dtype).at[upper].set(entries)
+        logarithm = jnp.where(np.eye(look.p, dtype=bool), half, half + half.T)
+        return line.slopes(theta) @ (_exponential(-logarithm) @ line.scores(theta, x))
 
     return LikelihoodUse(error, "")
+
+
+def _exponential(matrix: Float[Array, "p p"]) -> Float[Array, "p p"]:
+    """Of a matrix, by scaling and squaring: products alone, which batches of small ones do fast."""
+    small = matrix / 2**SQUARINGS
+    one = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+    power = one
+    for order in range(TERMS, 0, -1):
+        power = one + small @ power / order
+    for _ in range(SQUARINGS):
+        power = power @ power
+    return power
 
 
 def _wrong(
@@ -153,7 +172,8 @@ class _Line:
         as_array = lambda part: jnp.asarray(part, jnp.result_type(float))  # noqa: E731
         step = widths / (tables.shape[1] - 1)
         self.tables, self.widths = as_array(tables), as_array(widths)
-        self.steps = as_array(np.gradient(tables, axis=1) / step[:, None])
+        # One unit for all of a range: local ones change by leaps.
+        self.unit = as_array(np.median(np.diff(tables, axis=1) / step[:, None], axis=1))
 
     def rows(self, places: np.ndarray) -> np.ndarray:
         """Coordinates (n, p) at places (n, p)."""
@@ -168,10 +188,6 @@ class _Line:
         )
         return share * self.widths
 
-    def _unit(self, row: Array) -> Array:
-        """What a coordinate changes over one standard deviation."""
-        return jax.vmap(jnp.interp)(row, self.tables, self.steps)
-
     def scores(self, theta: Theta, x: Measurement) -> Float[Array, " p"]:
         """The derivative of the log-likelihood at the theta of one measurement."""
         row = self.coordinates.from_theta(theta)
@@ -181,13 +197,13 @@ class _Line:
             value = self.problem.log_likelihood(self.coordinates.to_theta(row), x)
             return jnp.reshape(value, ())
 
-        return jax.grad(log_likelihood)(row) * self._unit(row)
+        return jax.grad(log_likelihood)(row) * self.unit
 
     def slopes(self, theta: Theta) -> Float[Array, "d p"]:
         """The derivative of y."""
         row = self.coordinates.from_theta(theta)
         of_row = jax.jacfwd(lambda row: self.problem.y_of(self.coordinates.to_theta(row)))(row)
-        return of_row * self._unit(row)[None, :]
+        return of_row * self.unit[None, :]
 
 
 def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key: Key) -> _Seen:
@@ -196,7 +212,8 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
     size = look.simulations // 2
 
     @jit
-    def some(rows: Array, keys: Key) -> _Seen:
+    def some(rows: Array, key: Key) -> _Seen:
+        keys = jr.split(key, look.chunk)
         theta = jax.vmap(line.coordinates.to_theta)(rows)
 
         def simulated(keys: Key) -> Measurement:
@@ -205,7 +222,7 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
             )
             return jax.vmap(draw)(keys, theta)
 
-        x = held(lambda _: simulated(keys), keys[0])
+        x = held(lambda _: simulated(keys), key)
 
         def at(theta: Theta, x: Measurement) -> _Seen:
             scores = jax.vmap(line.scores, in_axes=(None, 0))(theta, x)
@@ -228,11 +245,10 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
     for start in range(0, len(places), look.chunk):
         which = np.arange(start, start + look.chunk) % len(places)
         rows = jnp.asarray(line.rows(places[which]), jnp.result_type(float))
-        keys = jr.split(jr.fold_in(key, start), look.chunk)
-        found.append([np.asarray(part) for part in some(rows, keys)])
-    parts = (np.concatenate(part)[: len(places)] for part in zip(*found, strict=True))
-    mean, information, slopes, draws, good = parts
-    return _Seen(*(part.astype(np.float64) for part in (mean, information, slopes, draws)), good)
+        parts = some(rows, jr.fold_in(key, start))
+        found.append([np.asarray(part) for part in parts])
+    parts = [np.concatenate(part)[: len(places)] for part in zip(*found, strict=True)]
+    return _Seen(*(part.astype(np.float64) for part in parts))._replace(good=parts[-1])
 
 
 def _moves(problem: Problem, look: Look, rows: np.ndarray, key: Key) -> bool:

@@ -5,15 +5,15 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float
 
+from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.types import Key, Measurement
 from .._serialise.registry import register
 from .._summaries.joint import Summaries
 from .._summaries.sets import Statistics
-from ..nn._layers import nearly_zero
+from ..nn._layers import mlp, nearly_zero
 from ..nn._staged import Staged
 from .baseline import Baseline, PlugIn, fit_baseline
 from .scoring import Places, Scored, places_of, scored_network
@@ -76,6 +76,8 @@ class DefaultNetwork(NamedTuple):
     start: tuple[float, ...]
     """Squared errors of the start in closed form over the expected ones, one for each component;
     empty where there is none."""
+    improvable: bool = True
+    """Whether a larger error than expected was seen to leave something to be gained."""
 
 
 def default_network(
@@ -83,8 +85,9 @@ def default_network(
 ) -> DefaultNetwork:
     """The network that `fit` builds when it is given none.
 
-    Where a start in closed form comes near the error to expect, a perceptron corrects it; where it
-    does not, the estimate is learned by stages.
+    Where a start in closed form comes near the error to expect, or a richer regression on the
+    summaries does not come nearer, a perceptron corrects it; else the estimate is learned in
+    stages.
 
     Args:
         problem: what to train on.
@@ -92,10 +95,11 @@ def default_network(
         correction: leave the baseline out, for the correction of another one.
         key: for simulations and for the initial weights.
     """
-    baseline_key, inner_key, network_key = jr.split(key, 3)
+    baseline_key, inner_key, network_key = several(key, 3)
     start = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
     plug_in, sizes = start.plug_in, survey.recipe.network
-    if not correction and max(start.error) > sizes.good_start:
+    improvable = max(start.explained, default=1.0) > survey.recipe.baseline.improvable
+    if not correction and max(start.error) > sizes.good_start and improvable:
         places = places_of(survey, plug_in, sizes)
         network = scored_network(survey.statistics, plug_in, places.unit, sizes, key=network_key)
         return DefaultNetwork(network, places, start.error)
@@ -106,8 +110,8 @@ def default_network(
     if isinstance(statistics, Statistics) and statistics.kind == "vectors":
         elements = jax.eval_shape(statistics.elements, x).shape[1]
         shape = elements, sizes.inner_out, sizes.inner_width, sizes.inner_depth
-        inner = eqx.nn.MLP(*shape, jax.nn.gelu, key=inner_key)
+        inner = mlp(*shape, host_random(inner_key))
         size += sizes.inner_out
-    network = eqx.nn.MLP(size, d, sizes.width, sizes.depth, jax.nn.gelu, key=network_key)
+    network = mlp(size, d, sizes.width, sizes.depth, host_random(network_key))
     corrected = Corrected(statistics, plug_in, start.baseline, inner, nearly_zero(network))
-    return DefaultNetwork(corrected, None, start.error)
+    return DefaultNetwork(corrected, None, start.error, improvable)

@@ -12,19 +12,20 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._core.keys import host_random
 from .._core.theta import theta_rows
 from .._core.types import Key, Measurement, Theta
 from .._serialise.registry import register
 from .._summaries.joint import Summaries
+from ..nn._layers import mlp
 from ..nn._scoring import ScoringStage, waves
 from ..nn._staged import Staged
 from .baseline import PlugIn, extended_interp
 from .excess import ExcessModel, excess_model
-from .settings import NetworkSettings
+from .settings import NetworkSettings, ScheduleSettings
 from .survey import Survey, TrainingPrior
 
 
@@ -130,12 +131,12 @@ def scored_network(
         for unit in units
     )
     state = len(octaves) + settings.hidden_state
-    first_key, *keys = jr.split(key, settings.stages + 1)
+    rng = host_random(key)
     stages = tuple(
-        ScoringStage(size, state, octaves, rank=settings.rank, width=settings.width, key=stage_key)
-        for stage_key in keys
+        ScoringStage(size, state, octaves, rank=settings.rank, width=settings.width, rng=rng)
+        for _ in range(settings.stages)
     )
-    first = eqx.nn.MLP(size, state, settings.first_width, 2, jax.nn.gelu, key=first_key)
+    first = mlp(size, state, settings.first_width, 2, rng)
     return Scored(statistics, plug_in, first, stages, octaves, units)
 
 
@@ -146,3 +147,27 @@ def _order(values: np.ndarray) -> np.ndarray:
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two orders are the same, up or down."""
     return bool((one == other).all() or (one == len(other) - 1 - other).all())
+
+
+def robust_share(progress: Array, settings: ScheduleSettings) -> Array:
+    """Of the robust loss, at a fraction of training."""
+    return jnp.clip((settings.robust - progress) / settings.robust_fades + 1, 0.0, 1.0)
+
+
+def _robust_scale(progress: Array, settings: ScheduleSettings) -> Array:
+    """Of the robust loss, at a fraction of training; grows by equal factors."""
+    first, last = settings.robust_scales
+    share = jnp.clip(progress / max(settings.robust, 1e-6), 0.0, 1.0)
+    return first * (last / first) ** share
+
+
+def robust_loss(
+    errors: Float[Array, "n m k q"], d: int, progress: Array, settings: ScheduleSettings
+) -> Array:
+    """c² log(1 + error² / c²) of all states, of nuisance parameters after the first d, too."""
+    scale = _robust_scale(progress, settings)
+    mean = jnp.mean(scale**2 * jnp.log1p((errors / scale) ** 2), axis=(0, 1, 2))
+    value = jnp.mean(mean[:d])
+    if mean.shape[0] > d:
+        value += settings.nuisance_weight * jnp.mean(mean[d:])
+    return value

@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._core.keys import host_random
 from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
@@ -86,10 +87,10 @@ class Look:
         self.nodes = max(min(s.fewest_nodes, s.nodes), round(s.nodes * thin))
         self.points = max(min(model.fewest_points, model.points), round(model.points * thin))
         self.chunk = int(np.clip(LARGEST_CHUNK // (numbers * self.simulations), 1, MOST_POINTS))
-        self.rng = np.random.default_rng(np.asarray(jr.key_data(key)).ravel().tolist())
+        self.rng = host_random(key)
         self._slopes = jit(self._slopes_around)
 
-    def _slopes_around(self, down: Array, up: Array, keys: Key) -> "Slopes":
+    def _slopes_around(self, down: Array, up: Array, key: Key) -> "Slopes":
         """How the means of the statistics change between two values of theta, and their noise.
 
         All coordinates are moved at once, each up or down at random, and slopes are correlations
@@ -98,6 +99,7 @@ class Look:
         function of theta.
         """
         pairs = self.simulations // 2
+        keys = jr.split(key, self.chunk)
         sign_keys, noise_keys = jax.vmap(jr.split)(keys).T
         signs = jax.vmap(lambda key: jr.rademacher(key, (pairs, self.p), up.dtype))(sign_keys)
 
@@ -108,7 +110,7 @@ class Look:
             return jax.vmap(self.problem.simulate)(jr.split(key, pairs), theta)
 
         x = [
-            held(lambda _, s=s: jax.vmap(simulated)(down, up, noise_keys, s), keys[0])
+            held(lambda _, s=s: jax.vmap(simulated)(down, up, noise_keys, s), key)
             for s in (signs, -signs)
         ]
         found = jnp.stack([jax.vmap(jax.vmap(self.summary))(one) for one in x], axis=1)
@@ -181,9 +183,9 @@ class Look:
         for start in range(0, len(theta), self.chunk):
             rows = np.arange(start, start + self.chunk) % len(theta)
             self.calls += 1
-            keys = jr.split(jr.fold_in(self.key, self.calls), self.chunk)
+            key = jr.fold_in(self.key, self.calls)
             parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (down, up))
-            found = Slopes(*map(np.asarray, self._slopes(*parts, keys)))
+            found = Slopes(*map(np.asarray, self._slopes(*parts, key)))
             for i, row in enumerate(rows):
                 one = Slopes(*(part[i] for part in found))
                 information.append(self._information(one, (up[row] - down[row]) / 2))

@@ -111,6 +111,11 @@ class BaselineSettings(Settings):
     """Units that the plug-in estimate is fitted to."""
     hopeless: float = setting(4.0)
     """Squared error over the expected one, after a few pieces, at which no more are simulated."""
+    richer_features: int = setting(400)
+    """Random features of the summaries that tell whether an error that is larger than expected can
+    be made smaller at all."""
+    improvable: float = setting(0.15, most=1.0)
+    """Share of the squared error that they must explain for that."""
     largest_total: int = setting(2**26)
     """Numbers held of all pieces; of large measurements there are fewer pieces."""
     operations: int = setting(2**40)
@@ -175,6 +180,8 @@ class ScheduleSettings(Settings):
 
     steps: int = setting(6_000)
     """Updates."""
+    corrected_steps: int = setting(2_000)
+    """The same of a default network that corrects an estimate in closed form."""
     batch_size: int = setting(128)
     """N, units in a batch."""
     repeats: int = setting(8)
@@ -241,10 +248,8 @@ class ControlVariateSettings(Settings):
 class CalibrationSettings(Settings):
     """The calibration that ends a fit: smooth functions of the estimate against its last bias."""
 
-    units: int = setting(2**15, least=0)
-    """That it is fitted to; 0 for no calibration."""
-    repeats: int = setting(8, least=2)
-    """Measurements of each of them."""
+    draws: int = setting(2**18, least=0)
+    """Simulations that it is fitted to; 0 for no calibration."""
     budget: int = setting(2**27)
     """Simulated numbers at most."""
     degree: int = setting(8)
@@ -297,7 +302,7 @@ class VerdictSettings(Settings):
     alike: int = setting(512, least=2)
     """Simulations that tell whether the data are the same at both ends of a range."""
     looked_at: int = setting(64)
-    """Units whose expected error tells that."""
+    """Coordinates whose ends are compared."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ interest by a few units, because data that look like the end also come from beyo
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from .._core.checks import describe_shapes
 from .._core.coordinates import Coordinates
-from .._core.keys import key_for
+from .._core.keys import host_random, key_for, several
 from .._core.problem import Draw, Problem
 from .._core.ranges import ranges_of
 from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
@@ -92,6 +92,11 @@ class Survey:
     """The error of an efficient estimator of y for one theta and measurement, where there is a
     likelihood: what is left of the errors of others has less noise."""
 
+    def with_errors(self, factors: Sequence[float]) -> "Survey":
+        """The same with these factors to the variances to expect, (d,)."""
+        more = jnp.log(jnp.asarray(factors, jnp.result_type(float))) / 2
+        return dataclasses.replace(self, log_sd=lambda theta: self.log_sd(theta) + more)
+
     def weight(self, theta: Theta) -> Float[Array, " d"]:
         """One over the variance to expect of an estimate of y: makes errors comparable."""
         return jnp.exp(-2 * self.log_sd(theta))
@@ -144,7 +149,7 @@ def survey(
     """
     recipe = checked_recipe(recipe)
     settings = recipe.survey
-    keys = jr.split(key_for("survey", key), 6)
+    keys = several(key_for("survey", key), 6)
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
@@ -288,7 +293,7 @@ def _expected_error(
     p, coordinates = look.p, look.ranges.coordinates
     model = look.recipe.error_model
     step, last = look.recipe.survey.step, tables.shape[1] - 1
-    place = np.asarray(jr.uniform(key, (look.points, p)), np.float64) * last
+    place = host_random(key).uniform(size=(look.points, p)) * last
     grid = np.arange(last + 1)
     theta = np.stack([np.interp(place[:, k], grid, tables[k]) for k in range(p)], axis=1)
     slopes = np.gradient(tables, axis=1) / (widths / last)[:, None]

@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 LEVEL = "xla_backend_optimization_level"
@@ -118,10 +119,14 @@ def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         arrays, static = eqx.partition(args, eqx.is_array)
         leaves, structure = jax.tree.flatten(static)
+        # A part of another program is compiled as that one is.
+        is_part = isinstance(jnp.zeros(()), Tracer)
 
         def make() -> Callable[..., Any]:
-            return jax.jit(lambda arrays: function(*eqx.combine(arrays, static)))
+            options = None if is_part else compiler_options()
+            call = lambda arrays: function(*eqx.combine(arrays, static))  # noqa: E731
+            return jax.jit(call, compiler_options=options)
 
-        return programs.once((tuple(leaves), structure), make)(arrays)
+        return programs.once((tuple(leaves), structure, is_part), make)(arrays)
 
     return call

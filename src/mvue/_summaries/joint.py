@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from .._core.types import Measurement
 from .._serialise.registry import register
-from ..nn._frozen import Affine
+from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
 from .layout import Layout, Part
 from .ordered import OrderedStatistics, ordered_statistics, typical_offset
@@ -34,7 +34,7 @@ class Summaries(Protocol):
 
 
 @register(name="mvue.OwnSummaries")
-class OwnSummaries(eqx.Module):
+class OwnSummaries(Frozen):
     """Functions of a measurement that a user gave."""
 
     functions: tuple[Callable[[Measurement], Any], ...]
@@ -49,7 +49,7 @@ class OwnSummaries(eqx.Module):
 
 
 @register(name="mvue.Parts")
-class JointStatistics(eqx.Module):
+class JointStatistics(Frozen):
     """Statistics of a measurement of several parts, such as two samples."""
 
     parts: tuple[Statistics | OrderedStatistics, ...]

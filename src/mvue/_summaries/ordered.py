@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from .._core.types import Measurement
 from .._numerics.sorting import sort
 from .._serialise.registry import register
-from ..nn._frozen import Affine
+from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten
 from .settings import SummariesSettings
 
@@ -26,7 +26,7 @@ LARGEST_DFT = 512  # samples whose Fourier transform is a product with a matrix:
 
 
 @register(name="mvue.OrderedStatistics")
-class OrderedStatistics(eqx.Module):
+class OrderedStatistics(Frozen):
     """Statistics of a series, an image, or a vector, in units of its typical size."""
 
     kind: Literal["series", "image", "vector"] = eqx.field(static=True)

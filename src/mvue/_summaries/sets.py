@@ -17,7 +17,7 @@ from .._core.types import Measurement
 from .._numerics.small_matrices import cholesky, invert
 from .._numerics.sorting import sort
 from .._serialise.registry import register
-from ..nn._frozen import Affine
+from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
 from .settings import SummariesSettings
 
@@ -27,7 +27,7 @@ LARGEST_PRODUCT = 1024  # numbers whose quantiles are a product with a matrix: f
 
 
 @register(name="mvue.Statistics")
-class Statistics(eqx.Module):
+class Statistics(Frozen):
     """Statistics of a measurement: of a set of scalars, a set of vectors, or any numbers."""
 
     kind: Kind = eqx.field(static=True)

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.problem import Draw, Problem
 from .._core.sampling import finite_units
@@ -19,6 +19,8 @@ from .._runtime.devices import divided
 from ..losses._functions import UnitErrors, squared_bias_of, unit_errors, unit_mse
 from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -46,15 +48,17 @@ class BatchSource(Protocol):
         """Mean squared error and mean squared bias of a batch."""
         ...
 
-    def judge(
-        self,
-        estimate: Callable[[PyTree], Array],
-        loss: Loss,
-        key: Key,
-        pool: PyTree,
-    ) -> dict[str, Array]:
-        """Loss, MSE and squared bias, with standard errors, on what training never sees."""
-        ...
+
+class Batch(NamedTuple):
+    """What a step sees of a batch."""
+
+    draw: Draw
+    prepared: PyTree
+    """What the network makes of it before anything that is trained, (N, M, ...)."""
+    efficient: Float[Array, "n m d"] | None
+    """The errors that an efficient estimator would make of it, if they are known."""
+    bad: Int[Array, ""]
+    """Units that were replaced because their simulation failed."""
 
 
 class SimulatedBatches:
@@ -93,7 +97,8 @@ class SimulatedBatches:
         def unit(i: Array, key: Key) -> Draw:
             return self.problem.draw_unit(key, i, self.repeats)
 
-        return _replace_nonfinite(divided(unit, mesh, units, key))
+        draw = divided(unit, mesh, units, key)
+        return replace_nonfinite(draw, finite_units(draw))
 
     def evaluate(
         self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
@@ -107,20 +112,15 @@ class SimulatedBatches:
         return mse.mean(), bias2.mean()
 
     def judge(
-        self,
-        estimate: Callable[[Measurement], Array],
-        loss: Loss,
-        key: Key,
-        pool: Any,
+        self, estimated: Callable[[Array], tuple[Draw, Array]], loss: Loss
     ) -> dict[str, Array]:
-        """Loss, MSE and squared bias on units that training never sees.
+        """Loss, MSE and squared bias, with standard errors, on units that training never sees.
 
-        The same draws every time, simulated anew, so that they cost no memory.
+        `estimated` gives batch number i and its estimates.
         """
 
         def batch(i: Array) -> tuple[Array, Array, Array]:
-            draw, _ = self.draw(jr.fold_in(key, i), pool)
-            estimates = estimate(draw.x)
+            draw, estimates = estimated(i)
             mse, bias2 = _moments(estimates, draw.y)
             return self.evaluate(loss, estimates, draw, jnp.asarray(1.0)), mse, bias2
 
@@ -145,22 +145,21 @@ def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:
     return units.mse.sum(axis=-1), squared_bias_of(units, "unbiased").sum(axis=-1)
 
 
-def _replace_nonfinite(draw: Draw) -> tuple[Draw, Int[Array, ""]]:
+def replace_nonfinite(units: T, finite: Bool[Array, " n"]) -> tuple[T, Int[Array, ""]]:
     """Put another unit of the batch in the place of each whose simulation failed.
 
     Whole units are replaced: leaving out single measurements would change the distribution
     that the estimator is judged by.
     """
-    finite = finite_units(draw)
     n = finite.shape[0]
     # The j-th failed unit is replaced by the j-th good one.
     good_first = jnp.argsort(~finite, stable=True)
     source = jnp.where(finite, jnp.arange(n), good_first[(jnp.cumsum(~finite) - 1) % n])
     bad = n - finite.sum()
-    draw = jax.lax.cond(
-        bad > 0, lambda d: jax.tree.map(lambda leaf: leaf[source], d), lambda d: d, draw
+    units = jax.lax.cond(
+        bad > 0, lambda u: jax.tree.map(lambda leaf: leaf[source], u), lambda u: u, units
     )
-    return draw, bad
+    return units, bad
 
 
 class DataBatches:
@@ -237,11 +236,9 @@ class DataBatches:
         self,
         estimate: Callable[[Measurement], Array],
         loss: Loss,
-        key: Key,
         pool: Pool,
     ) -> dict[str, Array]:
         """Loss, MSE and unbiased squared bias on all of a pool, with standard errors over units."""
-        del key  # nothing is drawn
         assert isinstance(loss, BiasConstrained)
         y = pool.y[pool.unit]
         there = (jnp.arange(len(pool.unit)) < pool.rows)[:, None]

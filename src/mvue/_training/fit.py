@@ -15,15 +15,14 @@ import optax
 
 from .._core.checks import check_count, check_estimator, describe_shapes
 from .._core.estimators import as_estimator
-from .._core.keys import key_for
+from .._core.keys import key_for, several
 from .._core.problem import Draw, Problem
-from .._core.sampling import pilot_draw
+from .._core.sampling import Simulations, pilot_draw
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._data.simulated import SimulatedData
 from .._finish.calibration import calibrate
 from .._finish.verdict import Judgement, judge
-from .._recipe.baseline import unit_tables
 from .._recipe.description import describe_estimator
 from .._recipe.network import default_network
 from .._recipe.settings import Recipe, checked_recipe
@@ -96,7 +95,7 @@ def fit(
             the default network sees besides those that the layout of x suggests.
         recipe: the constants of all that is decided here; `Recipe()` by default.
         steps: how many updates; this and other numbers that are None are those of
-            ``recipe.schedule``.
+            ``recipe.schedule``, which has fewer for corrections of an estimate in closed form.
         batch_size: N, units in a batch; stages of learned Fisher scoring have a default of their
             own, ``recipe.schedule.scoring_batch_size``.
         repeats: M, measurements of each unit; the same, ``scoring_repeats``.
@@ -129,7 +128,7 @@ def fit(
     recipe = checked_recipe(recipe)
     said = changes(recipe.schedule).keys() | {
         name
-        for name, value in (("batch_size", batch_size), ("repeats", repeats))
+        for name, value in (("steps", steps), ("batch_size", batch_size), ("repeats", repeats))
         if value is not None
     }
     recipe = _with_arguments(
@@ -174,7 +173,7 @@ def fit(
         trial = loss.weighted_by(lambda _: jnp.ones(y.shape[0]))
     _check_loss(problem, batch_size, repeats, trial)
     started = time.perf_counter()
-    keys = jr.split(key_for("fit", key), 6)
+    keys = several(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
     finish_key = key_for("finish", key)
     seen: Survey | None = None
@@ -199,6 +198,12 @@ def fit(
         with stages.stage("making the network"):
             made = default_network(problem, seen, correction=correction, key=network_key)
         network, places = made.network, made.places
+        if not made.improvable:
+            # By what is reached the result is judged, for no estimator was seen to do better.
+            seen = seen.with_errors(np.maximum(made.start, 1.0).tolist())
+        if places is None and not correction and "steps" not in said:
+            steps = numbers.corrected_steps
+            schedule = schedule._replace(steps=steps)
         if places is not None:
             batch_size = batch_size if "batch_size" in said else numbers.scoring_batch_size
             fewest = max(numbers.scoring_repeats, loss.min_repeats)
@@ -259,7 +264,9 @@ def fit(
     finished = trained.outcome in (Outcome.FINISHED, Outcome.STOPPED_EARLY)
     if seen is None or not is_default or not loss.any_prior or not finished:
         return trained
-    return _finished(trained, asked, seen, recipe, finish_key, stages, started)
+    simulations = program.simulations or program.on_one_device().simulations
+    assert simulations is not None
+    return _finished(trained, asked, seen, recipe, simulations, finish_key, stages, started)
 
 
 def _finished(
@@ -267,34 +274,41 @@ def _finished(
     asked: Problem,
     seen: Survey,
     recipe: Recipe,
+    simulations: Simulations,
     key: Key,
     stages: Progress,
     started: float,
 ) -> Fit:
     """The fit with its estimator calibrated and judged."""
-    calibrate_key, judge_key = jr.split(key)
+    calibrate_key, judge_key = several(key, 2)
     assert trained.problem is not None
-    if recipe.calibration.units:
+    if recipe.calibration.draws:
         with stages.stage("calibrating"):
-            tables = unit_tables(trained.problem, seen, key)
             found = calibrate(
                 trained.estimator,
-                trained.problem,
+                simulations,
                 seen.log_sd,
-                tables,
+                _scale_of(trained.estimator),
                 recipe.calibration,
-                seen.efficient_error,
                 key=calibrate_key,
             )
         settings = {**trained.settings, "calibration": found.note}
         trained = dataclasses.replace(trained, estimator=found.estimator, settings=settings)
     if recipe.verdict.values:
         with stages.stage("judging"):
-            verdict = judge(trained.estimator, asked, seen, recipe.verdict, key=judge_key)
+            verdict = judge(
+                trained.estimator, asked, seen, recipe.verdict, simulations, key=judge_key
+            )
         trained = dataclasses.replace(trained, verdict=verdict)
         if verdict.judgement is Judgement.POOR:
             warnings.warn(f"the trained estimator is {verdict}", PoorFitWarning, stacklevel=3)
     return dataclasses.replace(trained, seconds=time.perf_counter() - started)
+
+
+def _scale_of(estimator: Any) -> tuple[Any, Any]:
+    """A scale in which the error of y is about one, and the y there, of a default network."""
+    inner: Any = estimator.network if isinstance(estimator, WithBaseline) else estimator
+    return inner.plug_in.scale, inner.plug_in.table
 
 
 def _with_arguments(recipe: Recipe, **given: int | None) -> Recipe:
@@ -321,7 +335,8 @@ def _refuse_unused(
     unused: dict[str, str] = {}
     if not surveys:
         why = "there is no survey: network and training_prior are given, and loss needs no weights"
-        unused |= dict.fromkeys(("survey", "error_model", "exchangeability", "summaries"), why)
+        groups = ("survey", "error_model", "likelihood", "exchangeability", "summaries")
+        unused |= dict.fromkeys(groups, why)
     if has_network:
         groups = ("baseline", "network", "calibration", "verdict")
         unused |= dict.fromkeys(groups, "network is given")

@@ -15,10 +15,11 @@ import numpy as np
 
 from .._core.checks import check_count, check_estimator
 from .._core.estimators import as_estimator
-from .._core.keys import key_for
+from .._core.keys import host_random, key_for
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats, penalised_units
 from .._data.simulated import SimulatedData
+from .._finish.input_range import trained_on_rows
 from .._recipe.description import describe_estimator
 from .._runtime.devices import mesh_for
 from .._runtime.digest import arrays_digest
@@ -32,7 +33,6 @@ from ..nn._layers import perceptron
 from ..nn._measurements import flatten
 from ..nn._standardize import Standardized, scale_back, scaling
 from .batches import DataBatches
-from .input_range import trained_on_rows
 from .loop import Keys, Schedule, refuse_tracing, train
 from .pools import Prepared, Split, padded_pool, prepare, rounded_up
 from .program import Keep, Program
@@ -112,7 +112,7 @@ def fit_data(
     ):
         check_count(name, value)
     network_key, train_key, validation_key, split_key = keys_of(key)
-    rng = np.random.default_rng(np.asarray(jr.key_data(split_key)).tolist())
+    rng = host_random(split_key)
     with stages.stage("preparing the data"):
         prepared = prepare(data, validation, split, batch_units, rng)
     training, held_out = prepared.training, prepared.held_out

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .._core.checks import check_count
-from .._core.sampling import nonfinite_error
+from .._core.sampling import Batches, nonfinite_error
 from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
@@ -29,10 +29,14 @@ from .._runtime.programs import compiled
 from .._runtime.progress import Progress
 from .._runtime.signals import stop_signals
 from .._version import __version__
+from .batches import SimulatedBatches
 from .checkpoint import Checkpoints
-from .program import Arrays, Program, State, Sums, check_optimizer
+from .pools import SimulatedPools
+from .program import Program
 from .result import Fit, History, Outcome
+from .state import Arrays, State, Sums, check_optimizer
 
+T = TypeVar("T")
 PIECE_SECONDS = 0.3  # how often the host is visited
 FRESH = 2**31 - 1  # number of the key for unknowns on which no weights were chosen
 
@@ -104,6 +108,9 @@ def train(
         survey: for the record.
     """
     steps, control, mesh = schedule.steps, program.control, program.source.mesh
+    simulations = program.simulations
+    if simulations is not None:
+        feed = SimulatedPools(simulations, keys.train).feed
     program.arrays = from_first(program.arrays)
     state, history = program.initial_state(), History()
     constants, held_out = replicated((program.arrays.constants, held_out), mesh)
@@ -112,11 +119,15 @@ def train(
         pool, renewed = ((), steps) if feed is None else feed(step)
         return replicated(pool, mesh), renewed
 
-    pool, renewed = pool_at(0)
-    first_run = (state, jnp.asarray(0), keys.train, constants, pool)
-    judging = program.arrays, keys.validation, held_out
     same = {"mesh": mesh, "same_as": program.same_as}
+    held_data = held_out
     with progress.stage("compiling"):
+        if simulations is not None:
+            require_memory(bytes_needed(simulations.prepare()), program.source.sizes)
+            held_out = _held_out(program, keys.validation)
+        pool, renewed = pool_at(0)
+        first_run = (state, jnp.asarray(0), keys.train, constants, pool)
+        judging = program.arrays, keys.validation, held_out
         run, traced, executable = compiled(program.run, *first_run, **same)
         require_memory(bytes_needed(executable), program.source.sizes)
         validate = compiled(program.validate, *judging, **same).run
@@ -125,18 +136,33 @@ def train(
             state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
     measure_excess = everywhere(same_everywhere(program.measure_excess, mesh), mesh)
+
+    def measured(function: Callable[..., T], sums: T, count: int, params: PyTree, key: Key) -> T:
+        """The sums over so many batches; whatever came before, a resumed run has the same."""
+        at_once = count if simulations is None else simulations.count
+        for first in range(0, count, at_once):
+            numbers = jnp.asarray(first), jnp.asarray(min(first + at_once, count))
+            batches = pool if simulations is None else simulations.at(key, first)
+            sums = function(sums, params, numbers, key, constants, batches)
+        return sums
+
     compile_seconds = time.perf_counter() - started
 
     checkpoints = None
     if schedule.checkpoint is not None:
+        alone = program
         if mesh is not None:  # a run may be resumed on any number of devices
-            traced = jax.jit(program.on_one_device().run).trace(*first_run)
+            alone = program.on_one_device()
+            traced = _traced(alone, first_run)
+        digests = [program_digest(traced.jaxpr)]
+        if alone.simulations is not None:
+            digests.append(program_digest(alone.simulations.trace().jaxpr))
         identity = {
             **settings,
             **identity,
             "key": np.asarray(jr.key_data(keys.user)).tolist(),
-            "program": program_digest(traced.jaxpr),
-            "first_state": arrays_digest((first_run[0], constants, held_out)),
+            "program": " ".join(digests),
+            "first_state": arrays_digest((first_run[0], constants, held_data)),
             "loss_unit": f"{float(state.loss_unit):.3g}",  # rounding differs between devices
             "mvue": __version__,
             "jax": jax.__version__,
@@ -168,12 +194,23 @@ def train(
             if step == begin and program.lowers_weights:
                 assert program.places is not None
                 advance(step, "measuring errors")
-                sums = measure_excess(state.average, jr.fold_in(keys.anchor, steps), constants)
+                sums = measured(
+                    measure_excess,
+                    program.no_excess_sums(),
+                    program.settings.excess_batches,
+                    state.average,
+                    jr.fold_in(keys.anchor, steps),
+                )
                 state = state._replace(excess=program.places.excess.solve(sums))
             if control and step in anchored:
                 advance(step, "measuring the bias")
-                # Moments of one state and key, whatever came before: a resumed run has the same.
-                sums = measure(state.average, jr.fold_in(keys.anchor, step), constants, pool)
+                sums = measured(
+                    measure,
+                    control.zero(program.d),
+                    program.measured_batches,
+                    state.average,
+                    jr.fold_in(keys.anchor, step),
+                )
                 state = state._replace(anchor=control.solve(_copy(state.average), sums))
             halts = anchored | ({begin} if program.lowers_weights else set())
             stops = [every - step % every, steps - step, *(a - step for a in halts if a > step)]
@@ -208,7 +245,8 @@ def train(
 
     params, chosen = _choose(program, state, history, outcome)
     arrays = Arrays(params, program.arrays.constants)
-    judged = validate(arrays, jr.fold_in(keys.validation, FRESH), held_out)
+    fresh = jr.fold_in(keys.validation, FRESH)
+    judged = validate(arrays, fresh, _held_out(program, fresh) if simulations else held_out)
     # Restored weights are NumPy arrays, which would count as constants where it is compiled.
     is_numpy = lambda leaf: isinstance(leaf, np.ndarray)  # noqa: E731
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf) if is_numpy(leaf) else leaf, arrays)
@@ -225,6 +263,26 @@ def train(
         settings=settings,
         survey=survey,
     )
+
+
+def _held_out(program: Program, key: Key) -> Batches:
+    """Units that training never sees: the first batches of a key."""
+    assert program.simulations is not None
+    assert isinstance(program.source, SimulatedBatches)
+    count = program.source.validation_batches
+    found = program.simulations.at(key, 0)
+    while jax.tree.leaves(found)[0].shape[0] < count:
+        more = program.simulations.at(key, jax.tree.leaves(found)[0].shape[0])
+        found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, more)
+    return jax.tree.map(lambda leaf: leaf[:count], found)
+
+
+def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:
+    """The run of a program, as one device traces it."""
+    *rest, pool = first_run
+    if program.simulations is not None:
+        pool = program.simulations.shapes()
+    return jax.jit(program.run).trace(*rest, pool)
 
 
 def refuse_tracing(key: Key) -> None:

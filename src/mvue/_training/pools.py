@@ -1,4 +1,4 @@
-"""Pools of fixed data: the split into training and held-out parts, and what is on the device."""
+"""Pools that steps draw from: parts of fixed data, or batches that are simulated ahead of them."""
 
 from numbers import Real
 from typing import Literal, NamedTuple
@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from .._core.sampling import Batches, Simulations
+from .._core.types import Key
 from .._data.repeats import Pool, Repeats, pool_of
 from .._data.shards import Shard
 from .._data.simulated import SimulatedData
@@ -14,6 +16,24 @@ POOL_BYTES = 2**28  # of measurements on the device at a time
 HELD_OUT_ROWS = 2**16  # at most
 
 Split = Literal["units", "rows"]
+
+
+class SimulatedPools:
+    """Batches of simulations, in order.
+
+    Args:
+        simulations: what to simulate.
+        key: of the simulations.
+    """
+
+    def __init__(self, simulations: Simulations, key: Key) -> None:
+        self._simulations, self._key = simulations, key
+
+    def feed(self, step: int) -> tuple[Batches, int]:
+        """The pool for a step, and where the next one begins."""
+        count = self._simulations.count
+        first = step - step % count
+        return self._simulations.at(self._key, first), first + count
 
 
 class Prepared(NamedTuple):

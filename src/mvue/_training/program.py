@@ -7,20 +7,21 @@ of the step alone.
 import copy
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .._core.problem import Draw
+from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key
 from .._recipe.efficient import EfficientError
 from .._recipe.excess import ExcessSums
-from .._recipe.scoring import Places
+from .._recipe.scoring import Places, robust_loss, robust_share
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias
@@ -28,50 +29,13 @@ from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained, OfTheta
 from ..nn._frozen import trainable
 from ..nn._staged import OnBaseline, finish, prepare
-from .batches import BatchSource, SimulatedBatches
+from .batches import Batch, BatchSource, DataBatches, SimulatedBatches, replace_nonfinite
 from .control_variate import Anchor, BiasSums, Control
+from .state import Arrays, State, Sums, default_optimizer
 
 BASELINE_UNITS = 4096  # on which a baseline is checked
 
 Keep = Literal["average", "best", "last"]
-
-
-class Sums(NamedTuple):
-    """Sums over the steps since the last record."""
-
-    loss: Float[Array, ""]
-    mse: Float[Array, ""]
-    squared_bias: Float[Array, ""]
-    steps: Float[Array, ""]
-
-    @classmethod
-    def zero(cls) -> "Sums":
-        return cls(*(jnp.zeros(()),) * 4)
-
-
-class Arrays(NamedTuple):
-    """All arrays of a network: passed to compiled functions, never baked into them."""
-
-    params: PyTree
-    constants: PyTree
-
-
-class State(NamedTuple):
-    """Everything the next step needs, and what the end of training chooses from."""
-
-    step: Int[Array, ""]
-    params: PyTree
-    average: PyTree
-    best: PyTree
-    opt_state: PyTree
-    sums: Sums
-    nonfinite: Int[Array, ""]
-    diverged: Bool[Array, ""]
-    anchor: Anchor | None
-    excess: Float[Array, "f d"] | None
-    """Of the errors of stages over the expected ones, by which weights are lowered."""
-    loss_unit: Float[Array, ""]
-    """What the default optimizer measures the loss in, so that the units of y do not matter."""
 
 
 class Program:
@@ -115,6 +79,41 @@ class Program:
             peak = usual if optimizer is None else float(optimizer)
             optimizer = default_optimizer(steps, peak, self.settings, staged=places is not None)
         self.optimizer = optax.with_extra_args_support(optimizer)
+        self.simulations = self._simulations()
+
+    def _simulations(self) -> Simulations | None:
+        """Batches that are simulated before the steps that use them.
+
+        None for data. Where devices share a batch, each simulates its own part in the step.
+        """
+        source = self.source
+        if not isinstance(source, SimulatedBatches) or source.mesh is not None:
+            return None
+        return Simulations(
+            source.problem,
+            source.batch_size,
+            source.repeats,
+            lambda constants, x: prepare(self.estimator(self._untrained(constants)), x),
+            noise=self.efficient_error,
+            keeps_x=not isinstance(self.loss, BiasConstrained),
+            constants=self.arrays.constants,
+        )
+
+    def _untrained(self, constants: PyTree) -> Arrays:
+        """What the first stage of a network needs."""
+        return Arrays(jax.tree.map(lambda _: None, self.arrays.params), constants)
+
+    def batch(self, key: Key, number: Int[Array, ""], constants: PyTree, pool: PyTree) -> Batch:
+        """A batch by its number."""
+        if self.simulations is not None:
+            assert isinstance(pool, Batches)
+            at = number % pool.finite.shape[0]  # pools begin at multiples of their size
+            draw, prepared, efficient, finite = jax.tree.map(lambda leaf: leaf[at], tuple(pool))
+            units, bad = replace_nonfinite((draw, prepared, efficient), finite)
+            return Batch(*units, bad)
+        draw, bad = self.source.draw(jr.fold_in(key, number), pool)
+        prepared = self.prepare(self._untrained(constants), draw.x)
+        return Batch(draw, prepared, self.efficient_errors(draw), bad)
 
     def initial_state(self) -> State:
         # Copies, so that the compiled program never sees one buffer under two names.
@@ -175,25 +174,21 @@ class Program:
         program = copy.copy(self)
         program.source = copy.copy(self.source)
         program.source.mesh = None
+        program.simulations = program._simulations()
         return program
 
     def noise(
-        self,
-        anchor: Anchor | None,
-        draw: Draw,
-        prepared: PyTree,
-        efficient: Array | None,
-        constants: PyTree,
-    ) -> Array | None:
+        self, anchor: Anchor | None, batch: Batch, constants: PyTree
+    ) -> Float[Array, "n m d"] | None:
         """Noise of the estimates that is known besides the efficient errors; None if none is."""
         if self.control is None or anchor is None:
             return None
-        estimates = self.finish(Arrays(anchor.params, constants), prepared)
-        baseline = _baseline(prepared)
-        if efficient is not None:
-            estimates = estimates - efficient
-            baseline = None if baseline is None else baseline - efficient
-        return self.control.noise(anchor, estimates, draw, baseline)
+        estimates = self.finish(Arrays(anchor.params, constants), batch.prepared)
+        baseline = _baseline(batch.prepared)
+        if batch.efficient is not None:
+            estimates = estimates - batch.efficient
+            baseline = None if baseline is None else baseline - batch.efficient
+        return self.control.noise(anchor, estimates, batch.draw, baseline)
 
     def efficient_errors(self, draw: Draw) -> Float[Array, "n m d"] | None:
         """The errors that an efficient estimator would make of a batch; None if unknown."""
@@ -218,48 +213,69 @@ class Program:
         shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
         return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
 
-    def measure(self, params: PyTree, key: Key, constants: PyTree, pool: PyTree) -> BiasSums:
-        """What an anchor with these weights is made from."""
+    def measure(
+        self,
+        sums: BiasSums,
+        params: PyTree,
+        numbers: tuple[Array, Array],
+        key: Key,
+        constants: PyTree,
+        pool: PyTree,
+    ) -> BiasSums:
+        """What an anchor with these weights is made from, with batches of some numbers added."""
         control, arrays = self.control, Arrays(params, constants)
         assert control is not None
 
-        def batch(i: Array) -> BiasSums:
-            draw, _ = self.source.draw(jr.fold_in(key, i), pool)
-            prepared = self.prepare(arrays, draw.x)
-            reference = _baseline(prepared)
-            if reference is None:
-                efficient = self.efficient_errors(draw)
-                reference = draw.y[:, None, :] + (0.0 if efficient is None else efficient)
-            return control.sums(self.finish(arrays, prepared) - reference, draw)
-
         def add(i: Array, sums: BiasSums) -> BiasSums:
-            return jax.tree.map(jnp.add, sums, batch(i))
+            batch = self.batch(key, i, constants, pool)
+            reference = _baseline(batch.prepared)
+            if reference is None:
+                reference = batch.draw.y[:, None, :]
+                if batch.efficient is not None:
+                    reference = reference + batch.efficient
+            errors = self.finish(arrays, batch.prepared) - reference
+            return jax.tree.map(jnp.add, sums, control.sums(errors, batch.draw))
 
+        return jax.lax.fori_loop(*numbers, add, sums)
+
+    @property
+    def measured_batches(self) -> int:
+        """How many an anchor is made from."""
+        assert self.control is not None
         penalised = self.steps - self.first_penalised
-        batches = max(1, round(control.features.settings.share * penalised))
-        return jax.lax.fori_loop(0, batches, add, control.zero(self.d))
+        return max(1, round(self.control.features.settings.share * penalised))
 
-    def measure_excess(self, params: PyTree, key: Key, constants: PyTree) -> ExcessSums:
+    def no_excess_sums(self) -> ExcessSums:
+        """Sums over nothing."""
+        assert self.places is not None
+        size = self.places.excess.size(len(self.places.unit))
+        return ExcessSums(jnp.zeros((size, size)), jnp.zeros((size, self.d)))
+
+    def measure_excess(
+        self,
+        sums: ExcessSums,
+        params: PyTree,
+        numbers: tuple[Array, Array],
+        key: Key,
+        constants: PyTree,
+        pool: PyTree,
+    ) -> ExcessSums:
         """What tells where the errors of these weights are larger than expected."""
-        source, places, loss = self.source, self.places, self.loss
+        places, loss = self.places, self.loss
         assert places is not None
-        assert isinstance(source, SimulatedBatches)
         assert isinstance(loss, BiasConstrained)
         arrays = Arrays(params, constants)
 
-        def batch(i: Array) -> ExcessSums:
-            draw, _ = source.draw(jr.fold_in(key, i), ())
-            estimates = self.finish(arrays, self.prepare(arrays, draw.x))
+        def add(i: Array, sums: ExcessSums) -> ExcessSums:
+            batch = self.batch(key, i, constants, pool)
+            draw = batch.draw
+            estimates = self.finish(arrays, batch.prepared)
             unit = jnp.sqrt(loss.weights(draw))[:, None, :]
             at = jax.vmap(places.of)(draw.theta, draw.y)
-            return places.excess.sums(at, (estimates - draw.y[:, None, :]) * unit)
+            found = places.excess.sums(at, (estimates - draw.y[:, None, :]) * unit)
+            return jax.tree.map(jnp.add, sums, found)
 
-        def add(i: Array, sums: ExcessSums) -> ExcessSums:
-            return jax.tree.map(jnp.add, sums, batch(i))
-
-        size = places.excess.size(len(places.unit))
-        zero = ExcessSums(jnp.zeros((size, size)), jnp.zeros((size, self.d)))
-        return jax.lax.fori_loop(0, self.settings.excess_batches, add, zero)
+        return jax.lax.fori_loop(*numbers, add, sums)
 
     @property
     def lowers_weights(self) -> bool:
@@ -296,29 +312,27 @@ class Program:
 
         def body(carry: tuple[Array, State]) -> tuple[Array, State]:
             done, state = carry
-            return done + 1, self.step(state, jr.fold_in(key, state.step), constants, pool)
+            return done + 1, self.step(state, key, constants, pool)
 
         return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
 
     def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
-        draw, bad = self.source.draw(key, pool)
-        prepared = self.prepare(Arrays(state.params, constants), draw.x)
+        batch = self.batch(key, state.step, constants, pool)
+        bad = batch.bad
         if self.places is None:
-            value, estimates, grads = self.gradient(state, draw, prepared, constants)
+            value, estimates, grads = self.gradient(state, batch, constants)
         else:
             # While the loss is robust, neither the penalty nor its control variate is needed.
             branches = self.gradient, self.robust_gradient
             penalised = state.step >= self.first_penalised
-            value, estimates, grads = jax.lax.cond(
-                penalised, *branches, state, draw, prepared, constants
-            )
+            value, estimates, grads = jax.lax.cond(penalised, *branches, state, batch, constants)
         updates, opt_state = self.optimizer.update(
             grads, state.opt_state, state.params, value=value
         )
         params = optax.apply_updates(state.params, updates)
         share = jnp.maximum(1 / (state.step + 1), 1 / (1 + self.settings.averaged * self.steps))
         average = optax.incremental_update(params, state.average, share)
-        mse, bias2 = self.source.moments(estimates, draw)
+        mse, bias2 = self.source.moments(estimates, batch.draw)
         sums = Sums(*map(jnp.add, state.sums, (value, mse, bias2, jnp.ones(()))))
         after = state._replace(
             step=state.step + 1,
@@ -338,12 +352,12 @@ class Program:
         )
 
     def gradient(
-        self, state: State, draw: Draw, prepared: PyTree, constants: PyTree
+        self, state: State, batch: Batch, constants: PyTree
     ) -> tuple[Array, Array, PyTree]:
         """The loss of a batch, its estimates, and the gradient that training follows."""
         progress = state.step / self.steps
-        efficient = self.efficient_errors(draw)
-        noise = self.noise(state.anchor, draw, prepared, efficient, constants)
+        draw, prepared, efficient, _ = batch
+        noise = self.noise(state.anchor, batch, constants)
         loss = self.loss_of(state)
 
         def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
@@ -351,7 +365,7 @@ class Program:
             if self.places is None:
                 estimates = self.finish(arrays, prepared)
             else:
-                estimates, robust = self.staged(arrays, prepared, draw, efficient, progress)
+                estimates, robust = self.staged(arrays, batch, progress)
             # Out of the error, too: what is left of its gradient is that of the excess.
             rest = estimates if efficient is None else estimates - efficient
             known = {}
@@ -371,99 +385,47 @@ class Program:
         return *found, grads
 
     def robust_gradient(
-        self, state: State, draw: Draw, prepared: PyTree, constants: PyTree
+        self, state: State, batch: Batch, constants: PyTree
     ) -> tuple[Array, Array, PyTree]:
         """The same while the loss is robust."""
         progress = state.step / self.steps
-        efficient = self.efficient_errors(draw)
 
         def objective(params: PyTree) -> tuple[Array, Array]:
             arrays = Arrays(params, constants)
-            estimates, robust = self.staged(arrays, prepared, draw, efficient, progress)
+            estimates, robust = self.staged(arrays, batch, progress)
             return robust, estimates
 
         (robust, estimates), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         return robust, estimates, grads
 
     def staged(
-        self,
-        arrays: Arrays,
-        prepared: PyTree,
-        draw: Draw,
-        efficient: Array | None,
-        progress: Array,
+        self, arrays: Arrays, batch: Batch, progress: Array
     ) -> tuple[Float[Array, "n m d"], Array]:
-        """Estimates of a network with stages, and the robust loss of all its states.
-
-        That is c² log(1 + error² / c²), of nuisance parameters, too.
-        """
-        assert self.places is not None
-        states = self._map(lambda network, one: network.states(one), arrays, prepared)
-        estimates = self._map(
-            lambda network, one: network.in_units(one), arrays, states[:, :, -1, :]
-        )
-        wanted = jax.vmap(self.places.of)(draw.theta, draw.y)[:, None, None, :]
-        unit = jnp.asarray(self.places.unit)[None, None, None, :]
-        scale = robust_scale(progress, self.settings)
-        rest = (states - wanted) / unit
-        if efficient is not None and isinstance(self.loss, BiasConstrained):
-            known = efficient * jnp.sqrt(self.loss.weights(draw))[:, None, :]
-            rest = rest.at[..., : self.d].add(-known[:, :, None, :])
-        errors = scale**2 * jnp.log1p((rest / scale) ** 2)
-        mean = jnp.mean(errors, axis=(0, 1, 2))
-        value = jnp.mean(mean[: self.d])
-        if mean.shape[0] > self.d:
-            value += self.settings.nuisance_weight * jnp.mean(mean[self.d :])
-        return estimates, value
+        """Estimates of a network with stages, and the robust loss of all its states."""
+        places, draw = self.places, batch.draw
+        assert places is not None
+        states = self._map(lambda network, one: network.states(one), arrays, batch.prepared)
+        last = states[:, :, -1, :]
+        estimates = self._map(lambda network, one: network.in_units(one), arrays, last)
+        wanted = jax.vmap(places.of)(draw.theta, draw.y)[:, None, None, :]
+        errors = (states - wanted) / jnp.asarray(places.unit)[None, None, None, :]
+        if batch.efficient is not None and isinstance(self.loss, BiasConstrained):
+            known = batch.efficient * jnp.sqrt(self.loss.weights(draw))[:, None, :]
+            errors = errors.at[..., : self.d].add(-known[:, :, None, :])
+        return estimates, robust_loss(errors, self.d, progress, self.settings)
 
     def validate(self, arrays: Arrays, key: Key, pool: PyTree) -> dict[str, Array]:
         """Loss, MSE and squared bias, with standard errors, on what training never sees."""
-        return self.source.judge(lambda x: self.estimate(arrays, x), self.loss, key, pool)
+        source = self.source
+        if isinstance(source, DataBatches):
+            return source.judge(lambda x: self.estimate(arrays, x), self.loss, pool)
+        assert isinstance(source, SimulatedBatches)
 
+        def estimated(i: Array) -> tuple[Draw, Array]:
+            batch = self.batch(key, i, arrays.constants, pool)
+            return batch.draw, self.finish(arrays, batch.prepared)
 
-def robust_share(progress: Array, settings: ScheduleSettings) -> Array:
-    """Of the robust loss, at a fraction of training."""
-    return jnp.clip((settings.robust - progress) / settings.robust_fades + 1, 0.0, 1.0)
-
-
-def robust_scale(progress: Array, settings: ScheduleSettings) -> Array:
-    """Of the robust loss, at a fraction of training; grows by equal factors."""
-    first, last = settings.robust_scales
-    share = jnp.clip(progress / max(settings.robust, 1e-6), 0.0, 1.0)
-    return first * (last / first) ** share
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no optimizer, learning rate, or None for the default."""
-    if optimizer is None or isinstance(optimizer, optax.GradientTransformation):
-        return
-    try:
-        rate = float(optimizer)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            "optimizer must be an Optax optimizer, such as optax.adam(1e-3), or a learning rate, "
-            f"got {optimizer!r}"
-        ) from error
-    if not rate > 0:
-        raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
-
-
-def default_optimizer(
-    steps: int, peak: float, settings: ScheduleSettings, *, staged: bool = False
-) -> optax.GradientTransformation:
-    """Adam, warmed up over the first share of training, then a cosine decay to zero.
-
-    With stages there are two decays: to a small rate while the loss is robust, then to zero. At a
-    large rate the noise of the penalty would undo what was learned.
-    """
-    warmup = max(1, int(settings.warm_up * steps))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1))
-    if staged:
-        first, low = max(round(settings.robust * steps), warmup + 1), settings.fine_rate * peak
-        rest = optax.cosine_decay_schedule(low, max(steps - first, 1))
-        robust = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, first, low)
-        schedule = optax.join_schedules([robust, rest], [first])
-    return optax.adam(schedule)
+        return source.judge(estimated, self.loss)
 
 
 def _baseline(prepared: PyTree) -> Float[Array, "n m d"] | None:

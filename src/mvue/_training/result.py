@@ -11,10 +11,10 @@ from .._core.estimators import Carrier, MeasurementSpec
 from .._core.problem import Problem
 from .._core.types import Estimator, Measurement
 from .._display.tables import labelled_html, labelled_text
+from .._finish.input_range import TrainedOn, trained_on_problem
 from .._finish.verdict import Verdict
 from .._recipe.survey import Survey
 from .._serialise.registry import register
-from .input_range import TrainedOn, trained_on_problem
 
 
 @register(name="mvue.Outcome")

@@ -5,7 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array
 
 from .._core.checks import check_count
@@ -30,6 +33,33 @@ def perceptron(
         layers.append(eqx.nn.Linear(before, after, key=keys[i]))
         layers.append(eqx.nn.Lambda(activation))
     return eqx.nn.Sequential(layers[:-1])
+
+
+def mlp(
+    in_size: int, out_size: int, width: int, depth: int, rng: np.random.Generator
+) -> eqx.nn.MLP:
+    """Dense layers of one width; their weights are drawn on the host, so that nothing compiles."""
+    make = lambda key: eqx.nn.MLP(in_size, out_size, width, depth, jax.nn.gelu, key=key)  # noqa: E731
+    return _drawn(eqx.filter_eval_shape(make, jr.key(0)), rng)
+
+
+def linear(in_size: int, out_size: int, rng: np.random.Generator) -> eqx.nn.Linear:
+    """One dense layer, the same."""
+    make = lambda key: eqx.nn.Linear(in_size, out_size, key=key)  # noqa: E731
+    return _drawn(eqx.filter_eval_shape(make, jr.key(0)), rng)
+
+
+def _drawn(shapes: Any, rng: np.random.Generator) -> Any:
+    """Dense layers with weights as those that Equinox draws."""
+
+    def draw(layer: Any) -> Any:
+        if not isinstance(layer, eqx.nn.Linear):
+            return layer
+        size = 1 / np.sqrt(float(layer.weight.shape[1]))
+        values = lambda leaf: jnp.asarray(rng.uniform(-size, size, leaf.shape), leaf.dtype)  # noqa: E731
+        return jax.tree.map(values, layer)
+
+    return jax.tree.map(draw, shapes, is_leaf=lambda node: isinstance(node, eqx.nn.Linear))
 
 
 def nearly_zero(network: eqx.nn.MLP) -> eqx.nn.MLP:

@@ -7,14 +7,12 @@ scoring, T + F(T)⁻¹ score(T; x), and one such step from a decent first estima
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.types import Key
 from .._serialise.registry import register
+from ._layers import linear, mlp
 
 
 @register(name="mvue.ScoringStage")
@@ -27,7 +25,7 @@ class ScoringStage(eqx.Module):
         octaves: of each estimate, as `waves` has it.
         rank: products of a summary and a coefficient.
         width: of the network from the state to the coefficients.
-        key: for the initial weights.
+        rng: for the initial weights.
     """
 
     mix: eqx.nn.Linear
@@ -42,13 +40,11 @@ class ScoringStage(eqx.Module):
         *,
         rank: int,
         width: int,
-        key: Key,
+        rng: np.random.Generator,
     ) -> None:
-        mix_key, coefficients_key, update_key = jr.split(key, 3)
-        self.mix = eqx.nn.Linear(summaries, rank, key=mix_key)
-        seen = state + 2 * sum(octaves)
-        self.coefficients = eqx.nn.MLP(seen, rank, width, 2, jax.nn.gelu, key=coefficients_key)
-        update = eqx.nn.Linear(2 * rank, state, key=update_key)
+        self.mix = linear(summaries, rank, rng)
+        self.coefficients = mlp(state + 2 * sum(octaves), rank, width, 2, rng)
+        update = linear(2 * rank, state, rng)
         # A small first step: the state is that of the stage before.
         parts = lambda layer: (layer.weight, layer.bias)  # noqa: E731
         self.update = eqx.tree_at(parts, update, (0.1 * update.weight, 0.0 * update.weight[:, 0]))

@@ -14,8 +14,8 @@ import sklearn
 
 from .._core.checks import checked_names
 from .._core.types import Estimator
+from .._finish.input_range import InputRange, TrainedOn
 from .._models.fronts import Front, Seen, register_front
-from .._training.input_range import InputRange, TrainedOn
 from .._training.result import Fit
 from ._fronts import (
     FrontParts,

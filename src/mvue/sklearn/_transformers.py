@@ -31,8 +31,8 @@ from sklearn.preprocessing import (
 
 from sklearn import config_context
 
+from .._finish.input_range import InputRange
 from .._serialise.registry import check_shapes, register_built
-from .._training.input_range import InputRange
 
 HIGHEST_DEGREE = 16
 MOST_COLUMNS = 2**24
