@@ -98,7 +98,7 @@ def efficient_error(
     interest = np.stack([look.ranges.low, look.ranges.high])
     rows = line.rows(places)
     within = ((rows >= interest[0]) & (rows <= interest[1])).all(axis=1) & seen.good
-    if not seen.good[within].any() or seen.good.mean() < settings.fewest_good:
+    if not within.any() or seen.good.mean() < settings.fewest_good:
         return LikelihoodUse(None, "its score is not finite for many measurements")
     size = np.trace(seen.information, axis1=1, axis2=2)[:, None, None] / look.p
     inverse = np.linalg.inv(seen.information + RIDGE * size * np.eye(look.p))
