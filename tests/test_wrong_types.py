@@ -31,6 +31,7 @@ cases = [
     (lambda: mvue.fit(problem.simulate, key=key), TypeError, "problem must be a Problem"),
     (lambda: mvue.fit(data, key=key), TypeError, "got data (Repeats): use fit_data"),
     (lambda: jax.jit(lambda k: mvue.fit(problem, key=k))(key), TypeError, "fit cannot be traced"),
+    (lambda: jax.jit(lambda _: mvue.fit(problem, key=key))(0), TypeError, "fit cannot be traced"),
     (lambda: mvue.bce(np.float32(-1)), ValueError, "bias_weight must be at least 0"),
     (lambda: mvue.bce("40"), TypeError, "bias_weight must be a number"),
     (lambda: mvue.bce(1.0, penalty="none"), ValueError, "penalty must be 'unbiased' or"),

@@ -7,6 +7,7 @@ from . import exceptions as exceptions
 from . import losses as losses
 from . import nn as nn
 from ._assessment.assess import assess as assess
+from ._assessment.certificate import BiasLimit as BiasLimit
 from ._assessment.report import Report as Report
 from ._averaging.average import Average as Average
 from ._averaging.average import average as average
@@ -16,6 +17,8 @@ from ._bounds.crb import Bound as Bound
 from ._bounds.crb import crb as crb
 from ._bounds.fisher import fisher_information as fisher_information
 from ._bounds.gaussian import gaussian_fisher_information as gaussian_fisher_information
+from ._bounds.larger import barankin as barankin
+from ._bounds.larger import bhattacharyya as bhattacharyya
 from ._core.problem import Draw as Draw
 from ._core.problem import Problem as Problem
 from ._data.repeats import Repeats as Repeats

@@ -45,6 +45,10 @@ class NonFiniteWarning(UserWarning):
     """Some simulations or estimates were not finite and were left out."""
 
 
+class NoiselessWarning(UserWarning):
+    """Some numbers of x have no noise while others have, as if theirs had been drawn once."""
+
+
 class NoRepeatsWarning(UserWarning):
     """No parameter was measured twice, so that noise and signal cannot be told apart."""
 

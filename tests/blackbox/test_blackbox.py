@@ -1,6 +1,7 @@
 """Black-box simulators: the same data wherever they are simulated, and nothing is lost."""
 
 import concurrent.futures
+import errno
 import functools
 import json
 import multiprocessing
@@ -22,6 +23,7 @@ import mvue
 from mvue._blackbox import executors as _executors
 from mvue._blackbox import filling as _filling
 from mvue._blackbox import simulate as _blackbox
+from mvue._blackbox import unknowns as _unknowns
 from mvue._blackbox.worker import stream
 from mvue._data import shards as _shard_files
 
@@ -277,6 +279,79 @@ def test_more_units_are_added_to_a_folder(tmp_path, small_shards):
     assert_same(mvue.SimulatedData.open(tmp_path / "data").load(), data.load())
 
 
+def test_fewer_units_leave_what_is_there(tmp_path, small_shards):
+    """Of an interrupted folder, fewer units are those that are there, and nothing is deleted."""
+    whole = run_counted(measure, None, units=100)
+    with pytest.raises(KeyboardInterrupt):
+        run_counted(Interrupted(42 * REPEATS + 1), tmp_path, units=100)
+    parts = sorted(path.name for path in (tmp_path / "parts").iterdir())
+    for fewer, calls in ((20, 0), (36, 0), (45, 3)):  # of a whole shard, of a part, of what is new
+        counted = Interrupted()
+        data = run_counted(counted, tmp_path, units=fewer)
+        assert counted.calls == calls * REPEATS
+        assert_same(data.load(), run_counted(measure, None, units=fewer).load())
+        assert len(mvue.SimulatedData.open(tmp_path)) >= fewer
+    assert len(parts) == 1
+    rest = Interrupted()
+    assert_same(run_counted(rest, tmp_path, units=100).load(), whole.load())
+    assert rest.calls == (100 - 45) * REPEATS
+    assert not (tmp_path / "parts").exists()
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("also_parts", [False, True])
+def test_a_full_disk_loses_nothing(also_parts, tmp_path, small_shards, monkeypatch):
+    run_counted(measure, tmp_path, units=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(_shard_files.np, "save", full_disk)
+        if also_parts:
+            patched.setattr(_shard_files.np, "savez", full_disk)
+        with pytest.raises(OSError, match="No space left") as caught:
+            run_counted(measure, tmp_path)
+    kept = 20 if also_parts else 32
+    assert f"{kept} of 60 units are in" in caught.value.__notes__[-1]
+    rest = Interrupted()
+    assert_same(run_counted(rest, tmp_path).load(), simulate().load())
+    assert rest.calls == (60 - kept) * REPEATS
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".lock"]
+
+
+def test_a_shard_that_was_being_replaced_is_found_again(tmp_path, small_shards):
+    run_counted(measure, tmp_path, units=20)
+    (tmp_path / "00001").rename(tmp_path / ".00001.before")  # as a kill between two steps leaves it
+    (tmp_path / ".mvue-0123.part").mkdir()
+    rest = Interrupted()
+    run_counted(rest, tmp_path, units=20)
+    assert rest.calls == 0
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".lock"]
+
+
+def test_one_process_at_a_time_fills_a_folder(tmp_path):
+    code = [sys.executable, "-c", KILLED, str(tmp_path)]
+    here = str(Path(__file__).parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    with subprocess.Popen(code, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "ready\n"
+        before = files_in(tmp_path)
+        message = f"is being filled: process {process.pid} on .*choose another folder"
+        with pytest.raises(mvue.exceptions.SimulatedDataError, match=message):
+            run_counted(measure, tmp_path)
+        assert files_in(tmp_path) == before
+        process.send_signal(signal.SIGKILL)
+    assert len(run_counted(measure, tmp_path)) == UNITS
+
+
+def test_a_simulator_that_fills_its_own_folder_is_refused(tmp_path):
+    def within(theta, rng):
+        run_counted(measure, tmp_path)
+
+    with pytest.raises(mvue.exceptions.SimulatorError, match=r"this process .* is already working"):
+        run_counted(within, tmp_path, retries=0)
+
+
 KILLED = """
 import sys, time
 import mvue._blackbox.simulate, mvue._blackbox.filling
@@ -374,6 +449,34 @@ def test_another_prior_is_refused(tmp_path):
     mvue.simulate(add_noise, uniform, units=3, folder=tmp_path)
     with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"first parameters: '.*' there"):
         mvue.simulate(add_noise, lambda rng: rng.normal(), units=3, folder=tmp_path)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_prior_that_differs_in_later_units_is_refused(interrupted, tmp_path, small_shards):
+    """Theta that are stored and theta that are drawn now must be the same in all units."""
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            run_counted(Interrupted(15 * REPEATS + 1), tmp_path)
+    else:
+        run_counted(measure, tmp_path, units=30)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.np*")}
+
+    original = _unknowns.Unknowns.fingerprint
+    with pytest.MonkeyPatch.context() as patched:
+        # The first eight units are the same.
+        patched.setattr(_unknowns.Unknowns, "fingerprint", lambda self: first_eight)
+        first_eight = original(_unknowns.Unknowns(prior, level, None, 3))
+        with pytest.raises(mvue.exceptions.SimulatedDataError, match="other values of theta"):
+            mvue.simulate(
+                measure,
+                lambda rng: prior(rng) | {"gain": 3.0},
+                target=level,
+                folder=tmp_path,
+                units=UNITS,
+                repeats=REPEATS,
+                seed=3,
+            )
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.np*")} == before
 
 
 def test_folders_of_something_else_are_refused(tmp_path):
@@ -487,7 +590,26 @@ def test_a_simulator_that_ignores_its_rng_is_refused():
     with pytest.raises(mvue.exceptions.SimulatorError, match="simulator ignores its rng"):
         mvue.simulate(lambda theta, rng: theta, uniform, units=100)
     mvue.simulate(lambda theta, rng: theta, uniform, units=100, repeats=1)
-    assert len(mvue.simulate(lambda theta, rng: theta, uniform, units=10)) == 10
+    for units in (1, 10, 63):
+        with pytest.raises(mvue.exceptions.SimulatorError, match="simulator ignores its rng"):
+            mvue.simulate(lambda theta, rng: theta, uniform, units=units)
+    # Few measurements that are whole numbers may be equal by chance.
+    assert len(mvue.simulate(lambda theta, rng: rng.poisson(1e-9), uniform, units=10)) == 10
+    spawned = lambda theta, rng: rng.spawn(1)[0].poisson(1e-9)  # noqa: E731
+    assert len(mvue.simulate(spawned, uniform, units=10)) == 10
+
+
+def test_noise_that_was_drawn_once_is_noticed():
+    once = np.random.default_rng(0).normal(size=3)
+
+    def partly(theta, rng):
+        return np.append(theta + once, theta + rng.normal())
+
+    with pytest.warns(mvue.exceptions.NoiselessWarning, match="3 of 4 numbers of x never differ"):
+        mvue.simulate(partly, uniform, units=100)
+    # Numbers that never change, and rare counts, are no functions of theta.
+    mvue.simulate(lambda theta, rng: [1.0, theta + rng.normal()], uniform, units=100)
+    mvue.simulate(lambda theta, rng: [*rng.poisson(1e-2, 50), rng.normal()], uniform, units=100)
 
 
 def test_simulators_may_spoil_what_they_are_given_and_reuse_what_they_return():

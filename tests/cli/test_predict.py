@@ -350,3 +350,33 @@ def test_the_command_itself(model):
         check=True,
     )
     assert done.stdout.startswith("Model: LinearEstimator")
+
+
+def test_assess_certifies(model, tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import jax.numpy as jnp, jax.random as jr, mvue, numpyro.distributions as dist\n"
+        "def problem(shift=0.0):\n"
+        "    return mvue.Problem(dist.Uniform(-1.0, 1.0).expand((2,)),\n"
+        "        lambda key, y: jnp.append(y, 0.0) + shift + 0.5 * jr.normal(key, (3,)),\n"
+        "        names=('east', 'north'))\n"
+        "shifted = problem(0.2)\n"
+        "near = problem(0.05)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "copy.mvue"
+    copy.write_bytes(model.read_bytes())
+    certify = ("--certify", "0.1", "--repeats", "8000")
+    result = run("assess", copy, "--problem", "mine:problem", *certify, "--store")
+    assert "pass: |bias|/sd ≤ 0.1 at all 13 values of east, north" in result.stdout
+    assert "pass: |bias|/sd ≤ 0.1" in run("info", copy).stdout
+    assert json.loads(run("info", copy, "--json").stdout)["certificate"]["decision"] == "pass"
+    result = run("assess", copy, "--problem", "mine:shifted", *certify, "--json", code=1)
+    assert json.loads(result.stdout)["certificates"]["copy"]["decision"] == "fail"
+    near = ("assess", copy, "--problem", "mine:near", "--repeats", "3000")
+    assert "undecided" in run(*near, "--certify", "0.1", code=2).stdout
+    before = ("assess", model, "--problem", "mine:problem")
+    assert "--certify must be" in run(*before, "--certify", "0", code=2).stderr
+    assert "--confidence must be" in run(*before, *certify, "--confidence", "1", code=2).stderr
+    assert "--store is about" in run(*before, "--store", code=2).stderr
+    assert "--confidence is about" in run(*before, "--confidence", "0.9", code=2).stderr

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
+from mvue._core.ranges import ranges_of
 from mvue._core.sampling import pilot_draw
 
 
@@ -264,6 +265,46 @@ def test_a_simulator_that_ignores_its_key_is_refused(key):
         pilot_draw(problem, key, 64, 1)
     with pytest.raises(mvue.exceptions.SimulatorError, match="ignores its key"):
         mvue.fit(problem, key=key, steps=10)
+
+
+def test_noise_that_was_drawn_once_is_noticed(swept_key):
+    once = np.random.default_rng(0).normal(size=3)
+
+    def partly(key, t):
+        return jnp.append(t + once, t + jr.normal(key))
+
+    with pytest.warns(mvue.exceptions.NoiselessWarning, match="3 of 4 numbers of x never differ"):
+        pilot_draw(mvue.Problem(dist.Uniform(0.0, 1.0), partly), swept_key, 64, 2)
+
+    def legitimate(key, t):  # constants, and counts that are rare
+        rare = jr.poisson(key, 1e-2, (50,)).astype(float)
+        return jnp.concatenate([jnp.ones(2), rare, t + jr.normal(key, (1,))])
+
+    pilot_draw(mvue.Problem(dist.Uniform(0.0, 1.0), legitimate), swept_key, 64, 2)
+
+
+def with_a_constant(target):
+    prior = {"level": dist.Uniform(0.0, 1.0), "noise": dist.Delta(jnp.array(2.0))}
+    simulate = lambda key, t: t["level"] + t["noise"] * jr.normal(key, (4,))  # noqa: E731
+    return mvue.Problem(prior, simulate, target=target, names=None)
+
+
+def test_a_constant_in_y_is_refused(key):
+    problem = with_a_constant(lambda t: jnp.stack([t["level"], t["noise"]]))
+    with pytest.raises(mvue.exceptions.SimulatorError, match="y2 is the same for all parameters"):
+        pilot_draw(problem, key, 64, 1)
+
+
+def test_a_constant_in_theta_is_drawn_from_the_prior(key):
+    found = ranges_of(with_a_constant(lambda t: t["level"][None]), key)
+    assert found == "noise is the same in all of its draws"
+
+
+@pytest.mark.parametrize("scale", [1e17, 1e30])
+def test_numbers_that_are_too_large_to_be_squared_are_refused(scale, key):
+    problem = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, t: scale * noisy(key, t))
+    with pytest.raises(mvue.exceptions.SimulatorError, match="beyond the range of float32"):
+        pilot_draw(problem, key, 64, 1)
 
 
 def test_a_prior_that_ignores_its_key_is_refused(key):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import mvue
+from mvue._runtime.threads import worker_count
 from mvue._serialise.container import Contents, read, to_bytes
 
 
@@ -28,6 +29,7 @@ def run(files, *, mutations, seed, folder, watch=False, deep_share=0.15):
     for file in map(Path, files):
         mvue.load(file)  # whatever is imported the first time
         originals.append((file.read_bytes(), read(file)))
+    worker_count()  # looks BLAS up, once in a process; sound files need not ask for it
     counts = collections.Counter(mutations=mutations)
     seen = _watch(path) if watch else _Seen()
     errors = collections.Counter()

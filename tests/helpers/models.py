@@ -26,11 +26,12 @@ from sklearn.preprocessing import (
 
 import mvue
 from helpers.layouts import statistics_for
+from mvue._default.network import Corrected
+from mvue._default.scoring import scored_network
 from mvue._finish.calibration import Calibrated, Calibration
 from mvue._finish.input_range import TrainedOn
-from mvue._recipe.baseline import Baseline, PlugIn
-from mvue._recipe.network import Corrected
-from mvue._recipe.scoring import scored_network
+from mvue._start.baseline import Baseline
+from mvue._start.plug_in import PlugIn
 from mvue._summaries.sets import Statistics
 from mvue.nn import Affine
 from mvue.nn._layers import perceptron

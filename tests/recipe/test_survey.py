@@ -11,7 +11,7 @@ import mvue
 from helpers.hasty import HASTY, HASTY_SURVEY
 from mvue._core.ranges import ranges_of
 from mvue._linear.refit import LinearReadout
-from mvue._recipe.baseline import fit_baseline
+from mvue._start.baseline import fit_baseline
 from mvue.problems import textbook
 
 N = 8

@@ -2,6 +2,7 @@ import math
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvue
-from mvue.sklearn import LinearBCE, LinearBCECV, LinearBCEPath, linear_bce_path
+from mvue.sklearn import BCERegressor, LinearBCE, LinearBCECV, LinearBCEPath, linear_bce_path
 
 # Random data of the common checks has no repeats, or too few rows for a large bias weight.
 EXPECTED = [
@@ -534,3 +535,56 @@ def test_one_split_has_no_standard_error():
     split = [(np.flatnonzero(half), np.flatnonzero(~half))]
     path = linear_bce_path(X, y, bias_weights=[1.0], cv=split)
     assert np.isnan(path.mse_se).all()
+
+
+SCALES = (1e-300, 1e-200, 1e-160, 1e160, 1e200, 1e300)
+
+
+def repeated_rows(seed):
+    """Three columns, of which each tells y, in directions that the sample can resolve."""
+    rng = np.random.default_rng(seed)
+    means = np.repeat(rng.normal(size=(60, 3)), 4, axis=0)
+    return means + 0.3 * rng.normal(size=(240, 3)), means @ [1.0, -2.0, 0.5]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_predictions_do_not_depend_on_units_whose_squares_are_out_of_range(scale, seed, tmp_path):
+    X, y = repeated_rows(seed)
+    expected = LinearBCE(10.0).fit(X, y).predict(X)
+    units = np.array([scale, 1.0, 1 / scale])
+    pieces = LinearBCE(10.0)
+    for half in (slice(0, 120), slice(120, None)):
+        pieces.partial_fit(X[half] * units, y[half] * scale)
+    path = tmp_path / "m.mvue"
+    mvue.save(pieces, path)
+    for model in (
+        LinearBCE(10.0).fit(X * units, y * scale),
+        LinearBCECV([10.0]).fit(X * units, y * scale),
+        pieces,
+        mvue.load(path).estimator,
+        mvue.load(path),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mvue.exceptions.OutsideTrainingWarning)
+            found = model.predict(X * units) / scale
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_estimators_of_units_that_are_too_different_are_not_merged(seed):
+    X, y = repeated_rows(seed)
+    one, other = LinearBCE(1.0).fit(X, y), LinearBCE(1.0).fit(X * 1e-200, y)
+    with pytest.raises(ValueError, match="about the same sizes to be merged"):
+        one.merge(other)
+    parts = [LinearBCE(1.0).fit(X[i::2] * 1e-200, y[i::2]) for i in (0, 1)]
+    np.testing.assert_allclose(
+        parts[0].merge(parts[1]).predict(X * 1e-200), one.predict(X), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_networks_do_not_depend_on_units(scale):
+    X, y = repeated_rows(0)
+    settings = {"hidden": (4,), "steps": 5, "random_state": 0}
+    expected = BCERegressor(3.0, **settings).fit(X, y).predict(X)
+    found = BCERegressor(3.0, **settings).fit(X * scale, y * scale).predict(X * scale)
+    np.testing.assert_allclose(found / scale, expected, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ import mvue
 from helpers.hasty import HASTY
 from helpers.layouts import statistics_for
 from mvue._core.sampling import pilot_draw
-from mvue._recipe.baseline import fit_baseline
+from mvue._start.baseline import fit_baseline
 from mvue._summaries.exchangeability import sets_in
 from mvue._summaries.joint import JointStatistics
 from mvue._summaries.layout import layout_of

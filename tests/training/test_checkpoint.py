@@ -198,6 +198,36 @@ def test_other_files_in_the_folder_survive(finished):
     assert any(path.read_text() == "1,2\n" for path in finished.rglob("data.csv"))
 
 
+def test_what_a_killed_save_has_left_is_removed(finished):
+    left = finished / "7.orbax-checkpoint-tmp"
+    (left / "state").mkdir(parents=True)
+    other = finished / "notes.orbax-checkpoint-tmp"  # not named as a step: not ours
+    other.mkdir()
+    small_fit(finished)
+    assert not left.exists()
+    assert other.exists()
+
+
+BUSY = """
+import sys
+from pathlib import Path
+from mvue._runtime.locks import only_one
+with only_one(Path(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_one_process_at_a_time_trains_into_a_folder(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", BUSY, tmp_path], **pipes) as busy:
+        assert busy.stdout.readline() == "ready\n"
+        with pytest.raises(mvue.exceptions.CheckpointError, match=f"process {busy.pid} on .* is w"):
+            small_fit(tmp_path)
+        busy.kill()
+    small_fit(tmp_path)
+
+
 def test_a_file_is_not_a_folder(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(mvue.exceptions.CheckpointError, match="must be a folder"):

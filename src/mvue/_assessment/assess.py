@@ -1,7 +1,8 @@
 """Assessment by Monte Carlo: bias, variance and MSE of estimators at fixed parameter values."""
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +23,13 @@ from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, summarize
 from .._runtime.progress import progress_for
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
+from .certificate import BiasLimit, Decision, certify
 from .errors import ErrorPieces, pairs_of, rms_of
-from .report import Assessment, Report
+from .report import Assessment, PriorAverage, Report
 
 DEFAULT_VALUES = 13
 RANGE_DRAWS = 4096
+TRAINING_MARGIN = 0.1  # of the range of y that was drawn in training, which need not reach its ends
 
 
 def assess(
@@ -37,6 +40,7 @@ def assess(
     at: Theta | None = None,
     repeats: int = 10_000,
     of: Callable[[Any], Any] | None = None,
+    until: BiasLimit | None = None,
     progress: bool | None = None,
 ) -> Report:
     """Measure bias, variance and MSE at chosen values of the parameter, with standard errors.
@@ -52,14 +56,20 @@ def assess(
         at: values of theta, with one more axis in front than the prior's samples. Where theta is
             a dict, nuisance entries may be left out: each value then gets one draw of them
             from the prior. By default 13 values spread over the prior.
-        repeats: measurements at each value.
+        repeats: measurements at each value; with `until`, the most.
         of: judge ``of(estimate)`` as an estimate of ``of(y)``, for example ``lambda y: 1 / y``.
+        until: stop as soon as it is decided, for every estimator, whether its bias is within this
+            limit; see `Report.certificates`. The decision holds whenever it is made.
         progress: as in `fit`.
 
     Returns:
         A report that prints, plots and saves.
     """
     check_count("repeats", repeats, least=2)
+    if until is not None and not isinstance(until, BiasLimit):
+        raise TypeError(
+            f"until must be a limit such as mvue.BiasLimit(0.05, confidence=0.95), got {until!r}"
+        )
     named = estimator if isinstance(estimator, Mapping) else {"estimator": estimator}
     if not all(isinstance(name, str) for name in named):
         raise TypeError(f"estimators must be named by strings, got {list(named)}")
@@ -74,55 +84,99 @@ def assess(
     with stages.stage("preparing"):
         theta = _values(problem, at, at_key)
         y = jax.vmap(problem.y_of)(theta)
-    if at is not None:
-        _warn_outside(problem, theta, y, at_key)
+    beyond = np.zeros(len(y), bool) if at is None else _warn_outside(problem, theta, y, at_key)
+    outside = {n: beyond | _outside_of_training(e, np.asarray(y)) for n, e in named.items()}
     transform = _transform(of, y_shape.shape[0])
     truth = jax.vmap(transform)(y)
 
-    pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats)
-    with _own_errors(functions):
-        errors, squares = pieces.at_values(theta, truth, draw_key, stages)
-        with stages.stage("averaging over the prior"):
-            averages = pieces.over_prior(prior_key, np.fmax.reduce(rms_of(errors).ravel()))
-    with stages.stage("computing the bound"):
-        bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
-    assessments = {}
-    for i, name in enumerate(functions):
-        one = ErrorMoments(*(leaf[i] for leaf in errors))
-        failures = np.asarray(repeats - one.number, dtype=int)
-        if failures.any() or averages[i].failures:
-            warnings.warn(
-                f"{name} gave {failures.sum():,} non-finite estimates in "
-                f"{failures.size * repeats:,}, and at least one for {averages[i].failures:,} "
-                "units from the prior; they count as failures and are left out of the averages",
-                NonFiniteWarning,
-                stacklevel=2,
-            )
-        assessments[name] = Assessment(
-            **vars(summarize(one)),
-            covariance=one.covariance,
-            failures=failures,
-            prior=averages[i],
-        )
-    names = problem.names or ()
-    d_out = truth.shape[1]
-    if of is not None:
-        names = (
-            tuple(f"of({n})" for n in names)
-            if d_out == len(names)
-            else tuple(f"of(y){i + 1}" for i in range(d_out))
-        )
-    return Report(
-        names=names,
+    looks = [repeats] if until is None else until.looks(repeats, truth.size)
+    bare = Report(
+        names=_names(problem, of, truth.shape[1]),
         y=np.asarray(truth, np.float64),
         theta=jax.tree.map(np.asarray, theta),
         repeats=repeats,
-        estimators=assessments,
+        estimators={},
+        bound=None,
+        squared_errors={},
+        looks=len(looks),
+    )
+
+    def decided(errors: ErrorMoments, repeats: int) -> bool:
+        found = _with_estimators(bare, errors, repeats, outside)
+        assert until is not None
+        return all(
+            certify(found, name, until).decision is not Decision.UNDECIDED for name in functions
+        )
+
+    pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats, looks)
+    with _own_errors(functions):
+        errors, squares, reached = pieces.at_values(theta, truth, draw_key, stages, decided)
+        with stages.stage("averaging over the prior"):
+            size = np.fmax.reduce(rms_of(errors).ravel())
+            averages = pieces.over_prior(prior_key, size, reached)
+    with stages.stage("computing the bound"):
+        bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
+    report = dataclasses.replace(
+        _with_estimators(bare, errors, reached, outside, averages),
         bound=bound.matrix,
         squared_errors=dict(zip(pairs_of(list(functions)), squares, strict=True)),
         bound_se=bound.se,
         bound_note=bound.note,
     )
+    for name, one in report.estimators.items():
+        if one.failures.any() or one.prior.failures:
+            warnings.warn(
+                f"{name} gave {one.failures.sum():,} non-finite estimates in "
+                f"{one.failures.size * reached:,}, and at least one for {one.prior.failures:,} "
+                "units from the prior; they count as failures and are left out of the averages",
+                NonFiniteWarning,
+                stacklevel=2,
+            )
+    if until is None:
+        return report
+    return dataclasses.replace(
+        report, certificates={name: certify(report, name, until) for name in functions}
+    )
+
+
+def _names(problem: Problem, of: Callable[[Any], Any] | None, count: int) -> tuple[str, ...]:
+    """Of the components of what is judged."""
+    names = problem.names or ()
+    if of is None:
+        return names
+    if count == len(names):
+        return tuple(f"of({n})" for n in names)
+    return tuple(f"of(y){i + 1}" for i in range(count))
+
+
+def _with_estimators(
+    bare: Report,
+    errors: ErrorMoments,
+    repeats: int,
+    outside: Mapping[str, np.ndarray],
+    averages: Sequence[PriorAverage] | None = None,
+) -> Report:
+    """A report with what moments of errors, (E, K, d), say of each estimator."""
+    assessments = {}
+    for i, name in enumerate(outside):
+        one = ErrorMoments(*(leaf[i] for leaf in errors))
+        assessments[name] = Assessment(
+            **vars(summarize(one)),
+            covariance=one.covariance,
+            failures=np.asarray(repeats - one.number, dtype=int),
+            prior=PriorAverage.unknown() if averages is None else averages[i],
+            outside=outside[name],
+        )
+    return dataclasses.replace(bare, repeats=repeats, estimators=assessments)
+
+
+def _outside_of_training(estimator: Any, y: np.ndarray) -> np.ndarray:
+    """Which values lie outside of those that an estimator was trained on, as far as it knows."""
+    known = estimator.y_range if isinstance(estimator, Carrier) else None
+    if known is None or known.shape[1] != y.shape[1]:
+        return np.zeros(len(y), bool)
+    margin = TRAINING_MARGIN * (known[1] - known[0])
+    return ((y < known[0] - margin) | (y > known[1] + margin)).any(axis=1)
 
 
 def _example(problem: Problem) -> Any:
@@ -269,8 +323,8 @@ def _spread(problem: Problem, key: Key) -> Theta:
     return jax.tree.map(lambda leaf: leaf[index], theta)
 
 
-def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
-    """Warn about values that the prior cannot produce."""
+def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> np.ndarray:
+    """Warn about values that the prior cannot produce, and tell which these are, (K,)."""
     outside = np.zeros(len(y), bool)
     priors = prior_leaves(problem.prior)
     parts = [theta] if len(priors) == 1 and not isinstance(problem.prior, Mapping) else None
@@ -298,3 +352,4 @@ def _warn_outside(problem: Problem, theta: Theta, y: Array, key: Key) -> None:
             ExtrapolationWarning,
             stacklevel=3,
         )
+    return outside

@@ -44,6 +44,14 @@ class _ErrorTotals(NamedTuple):
     squares: ErrorMoments  # leading axes (pairs, values), two components
 
 
+class ErrorsAtValues(NamedTuple):
+    """Moments of errors at each value."""
+
+    errors: ErrorMoments  # leading axes (estimators, values), d components
+    squares: list[ErrorMoments]  # squared errors of each pair of estimators, (K, 2)
+    repeats: int
+
+
 class ErrorPieces:
     """Moments of the errors of some estimators on the same measurements.
 
@@ -53,6 +61,7 @@ class ErrorPieces:
         transform: of estimates, before they are judged.
         values: how many values of theta there are to judge them at.
         repeats: measurements at each.
+        looks: numbers of repeats after which it may be enough; by default at the end only.
     """
 
     def __init__(
@@ -62,14 +71,15 @@ class ErrorPieces:
         transform: Callable[[Any], Any],
         values: int,
         repeats: int,
+        looks: Sequence[int] | None = None,
     ) -> None:
         self.problem, self.functions, self.transform = problem, functions, transform
         self.values, self.repeats = values, repeats
-        self.units = max(FEWEST_UNITS, repeats // PRIOR_REPLICATES)
+        self.looks = looks or [repeats]
         x, y = problem.shapes()
         numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
         judged = jax.eval_shape(transform, y).shape[0] * len(functions)
-        wanted = max(values * repeats, self.units * PRIOR_REPLICATES)
+        wanted = max(values * (looks or [repeats])[0], FEWEST_UNITS * PRIOR_REPLICATES)
         rows = min(PIECE_NUMBERS // max(numbers, judged, 1), wanted)
         self.rows = whole_shares(max(rows, values, PRIOR_REPLICATES))
         self.mesh = mesh_for(self.rows)
@@ -87,9 +97,22 @@ class ErrorPieces:
         return jnp.stack(estimates, axis=1) - rows.truth[:, None, :]
 
     def at_values(
-        self, theta: Theta, truth: Array, key: Key, progress: Progress
-    ) -> tuple[ErrorMoments, list[ErrorMoments]]:
-        """Moments of errors, (E, K, d), and of squared errors of pairs of estimators, (K, 2)."""
+        self,
+        theta: Theta,
+        truth: Array,
+        key: Key,
+        progress: Progress,
+        enough: Callable[[ErrorMoments, int], bool] | None = None,
+    ) -> "ErrorsAtValues":
+        """Moments of errors at each value, from as many repeats as are enough, all at most.
+
+        Args:
+            theta: the values.
+            truth: what is to be estimated at each.
+            key: decides the measurements.
+            progress: told how far it is.
+            enough: asked at each look before the last, with the moments so far and their repeats.
+        """
         size, repeats = self.rows // self.values, self.repeats
         pairs = np.array(pairs_of(range(len(self.functions))), int).reshape(-1, 2)
 
@@ -116,7 +139,7 @@ class ErrorPieces:
             )
 
         rows, reduce = self._compiled(rows), self._compiled(reduce)
-        unit, total = jnp.ones_like(truth), None
+        unit, total, reached, looks = jnp.ones_like(truth), None, 0, list(self.looks)
         with progress.stage("assessing", repeats) as advance:
             advance(0, "compiling")
             for begin in range(0, repeats, size):
@@ -132,7 +155,13 @@ class ErrorPieces:
                     unit = jnp.asarray(rms, truth.dtype)
                 part = reduce(start, errors, unit)
                 total = part if total is None else _ErrorTotals(*map(merge, total, part))
-                advance(min(begin + size, repeats))
+                reached = min(begin + size, repeats)
+                advance(reached)
+                if enough is not None and looks[0] <= reached < repeats:
+                    looks = [look for look in looks if look > reached]
+                    units = np.asarray(unit, np.float64)
+                    if enough(rescale(total.errors.on_host(), units), reached):
+                        break
         assert total is not None
         units = np.asarray(unit, np.float64)
         common = np.repeat(units.max(axis=-1)[:, None] ** 2, 2, axis=1)
@@ -140,15 +169,17 @@ class ErrorPieces:
             rescale(ErrorMoments(*(leaf[p] for leaf in total.squares.on_host())), common)
             for p in range(len(pairs))
         ]
-        return rescale(total.errors.on_host(), units), squares
+        return ErrorsAtValues(rescale(total.errors.on_host(), units), squares, reached)
 
-    def over_prior(self, key: Key, unit: float) -> list[PriorAverage]:
+    def over_prior(self, key: Key, unit: float, repeats: int) -> list[PriorAverage]:
         """Averages over the prior of squared error and squared bias.
 
         Args:
             key: decides the units and their measurements.
             unit: the size of errors.
+            repeats: about how many measurements in all.
         """
+        units = max(FEWEST_UNITS, repeats // PRIOR_REPLICATES)
         m = PRIOR_REPLICATES
         size = self.rows // m
         unit = unit if np.isfinite(unit) and unit > 0 else 1.0
@@ -166,12 +197,12 @@ class ErrorPieces:
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
             bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
             both = jnp.stack([mse, bias2], axis=-1)
-            wanted = start + jnp.arange(size) < self.units
+            wanted = start + jnp.arange(size) < units
             return moments_of(both, jnp.isfinite(both).all(axis=-1) & wanted[None])
 
         rows, reduce = self._compiled(rows), self._compiled(reduce)
         total = None
-        for start in map(jnp.asarray, range(0, self.units, size)):
+        for start in map(jnp.asarray, range(0, units, size)):
             errors = self.errors(draw_key, rows(start, theta_key))
             part = reduce(start, errors, jnp.asarray(unit, errors.dtype))
             total = part if total is None else merge(total, part)
@@ -179,7 +210,7 @@ class ErrorPieces:
         total = rescale(total.on_host(), np.full(2, unit**2))
         stats = summarize(total)
         return [
-            PriorAverage(mean[0], se[0], mean[1], se[1], int(self.units - number))
+            PriorAverage(mean[0], se[0], mean[1], se[1], int(units - number))
             for mean, se, number in zip(
                 stats.bias.tolist(), stats.bias_se.tolist(), total.number, strict=True
             )

@@ -1,6 +1,9 @@
 """The figure of a report: bias, standard deviation and MSE against y."""
 
+import numpy as np
+
 from .._display.figures import (
+    COLOURS,
     Axes,
     Figure,
     draw_bound,
@@ -9,6 +12,7 @@ from .._display.figures import (
     share_legend,
     use_log_axis,
 )
+from .certificate import Certificate
 from .report import Report
 
 MAX_COMPONENTS = 6
@@ -72,3 +76,39 @@ def plot_efficiency(ax: Axes, report: Report, component: int = 0) -> None:
             i,
         )
     ax.set_title("mean squared error / CRB")
+
+
+def plot_certificate(certificate: Certificate) -> Figure:
+    """Bias / sd with limits that hold for all values at once, and the limit that it must keep."""
+    shown = min(len(certificate.names), MAX_COMPONENTS)
+    figure = new_figure(5.6, 3.4 * shown)
+    axes = figure.subplots(shown, 1, squeeze=False)[:, 0]
+    most, curve = certificate.limit.max_bias_over_sd, certificate.curve
+    for c, ax in enumerate(axes):
+        ax.axhspan(-most, most, color="0.92", zorder=0, label=f"limit, ± {most:g}")
+        if curve is not None:
+            ax.fill_between(
+                curve.y, curve.lower, curve.upper, color=COLOURS[0], alpha=0.2, linewidth=0
+            )
+            ax.plot(curve.y, curve.value, color=COLOURS[0], linewidth=1, label="curve with band")
+        known = certificate.covered & np.isfinite(certificate.bias_upper[:, c])
+        known &= np.isfinite(certificate.bias_over_sd[:, c])
+        value = certificate.bias_over_sd[known, c]
+        away = [value - certificate.bias_lower[known, c], certificate.bias_upper[known, c] - value]
+        ax.errorbar(
+            certificate.y[known, c],
+            value,
+            away,
+            fmt="o",
+            markersize=3,
+            linewidth=1,
+            capsize=2,
+            color="black",
+            label=f"values, limits at confidence {certificate.limit.confidence:.6g}",
+        )
+        ax.set_xlabel(certificate.names[c])
+        use_log_axis(ax, certificate.y[:, c])
+        ax.set_title("bias / standard deviation")
+    share_legend(figure, axes)
+    figure.suptitle(str(certificate.decision))
+    return figure

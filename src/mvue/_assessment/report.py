@@ -11,6 +11,7 @@ from .._display.tables import Rows, html_of, text_of
 from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
+from .certificate import BiasLimit, Certificate, certify
 from .tables import summary_rows, value_rows
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class PriorAverage(NamedTuple):
     squared_bias_se: float
     failures: int
     """Units that were left out because an estimate of theirs was not finite."""
+
+    @classmethod
+    def unknown(cls) -> "PriorAverage":
+        """Where no average over the prior was made."""
+        return cls(np.nan, np.nan, np.nan, np.nan, failures=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +57,11 @@ class Assessment:
     """Averages over the prior."""
     bias_over_sd_se: np.ndarray
     """Standard error of bias / sd, about 1 / sqrt(repeats) where the bias is small."""
+    skewness: np.ndarray
+    kurtosis: np.ndarray
+    """3 for a normal distribution; repeats / kurtosis is about how many draws make up sd²."""
+    outside: np.ndarray | None = None
+    """Values outside of the prior, or of the range of y that it was trained on, (K,)."""
 
     @property
     def bias_in_sd(self) -> np.ndarray:
@@ -86,6 +97,10 @@ class Report:
     where it does not."""
     bound_note: str = ""
     """Where the bound comes from, or why there is none; empty if the problem gives it."""
+    looks: int = 1
+    """How often it might have been stopped, with ``assess(until=...)``."""
+    certificates: dict[str, Certificate] = dataclasses.field(default_factory=dict)
+    """Of each estimator, with ``assess(until=...)``."""
 
     @property
     def crb(self) -> np.ndarray | None:
@@ -112,6 +127,29 @@ class Report:
         from .biased_bound import biased_crb
 
         return biased_crb(self, name)
+
+    def certify(
+        self,
+        max_bias_over_sd: float = 0.05,
+        confidence: float = 0.95,
+        *,
+        name: str | None = None,
+    ) -> Certificate:
+        """Decide whether |bias|/sd is within a limit at all assessed values and components.
+
+        Pass: it is; fail: it is not, somewhere; each is wrong with at most the probability 1 -
+        confidence. Undecided: there are too few repeats. There is no statement about values outside
+        of the prior or of the training, and none about estimates that are not finite.
+
+        Args:
+            max_bias_over_sd: the limit.
+            confidence: of the answer.
+            name: which estimator; needed where there are several.
+        """
+        if name is None and len(self.estimators) > 1:
+            raise ValueError(f"name must be one of the estimators, {list(self.estimators)}")
+        name = next(iter(self.estimators)) if name is None else self._known(name)
+        return certify(self, name, BiasLimit(max_bias_over_sd, confidence))
 
     def mse_ratio(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
         """Ratio of two estimators' MSE at each value, and its standard error, (K,).
@@ -167,6 +205,8 @@ class Report:
             "bound_note": self.bound_note,
             "estimators": {},
         }
+        if self.certificates:
+            result["certificates"] = {n: c.to_dict() for n, c in self.certificates.items()}
         for name, one in self.estimators.items():
             columns = {"y": self.y} | {
                 field: getattr(one, field)
@@ -234,7 +274,11 @@ class Report:
             f"{self.repeats:,} repeats each"
         )
         notes = [self.bound_note] if self.bound_note else []
-        return [headline, *notes, summary_rows(self), value_rows(self)]
+        parts = [headline, *notes, summary_rows(self), value_rows(self)]
+        several = len(self.certificates) > 1
+        for name, certificate in self.certificates.items():
+            parts.append(f"{name}: {certificate}" if several else str(certificate))
+        return parts
 
     def __str__(self) -> str:
         return text_of(*self._parts())

@@ -15,7 +15,16 @@ READING = (
 def report_sections(report: Report) -> list[Section]:
     """The parts of a page that show one report."""
     reading = (*READING, f"{report.bound_note}.") if report.bound_note else READING
+    certificates = [
+        Section(
+            "Certificate" if len(report.certificates) == 1 else f"Certificate of {name}",
+            (f"{one.statement}.", *(f"{note[0].upper()}{note[1:]}." for note in one.notes)),
+            figure=one.plot(),
+        )
+        for name, one in report.certificates.items()
+    ]
     return [
+        *certificates,
         Section("Summary", reading, figure=report.plot(), table=summary_rows(report)),
         Section("Every value", table=value_rows(report)),
     ]

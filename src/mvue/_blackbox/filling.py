@@ -9,8 +9,8 @@ import numpy as np
 from .._core.theta import Columns, theta_tree
 from .._data.shards import Failure, Part, Shard, ShardLayout, Shards
 from .._data.simulated import look_at, shard_sizes
-from ..exceptions import SimulatorError
-from .unknowns import Unknowns
+from .noise import NoiseWatch, check_doubtful, noiseless_error, shows_noise
+from .unknowns import Unknowns, other_unknowns, unknowns_digest
 from .worker import Result, Task
 
 TASK_SECONDS = 0.5
@@ -18,10 +18,6 @@ TASK_SECONDS = 0.5
 TASK_BYTES = 2**24
 FLUSH_SECONDS = 10.0
 """Work that is older than this survives whatever ends the process."""
-FAILING_UNITS = 20
-"""So many units without one measurement are a simulator that does not work."""
-NOISELESS_UNITS = 64
-"""So many units whose measurements are all equal are a simulator that ignores its rng."""
 
 
 class _OpenShard:
@@ -71,10 +67,19 @@ class Filling:
         self._open: dict[int, _OpenShard] = {}
         self._chunk, self._flushed = 1, time.monotonic()
         self._doubtful: list[Result] | None = []
+        self.noise = NoiseWatch(layout.kind.shape)
         self._there, self.damaged = look_at(shards, layout, units)
         self.done = sum(self._there)
         """Number of units that are there."""
         self.folder = shards.path
+        self._is_new = not self.done and not any(True for _ in shards.read_parts(0))
+
+    @property
+    def kept(self) -> int:
+        """Number of units that are in the folder."""
+        return sum(self._there) + sum(
+            int(shard.saved[self._there[index] :].sum()) for index, shard in self._open.items()
+        )
 
     def tasks(self, skip: int = 0) -> Iterator[Task]:
         """What is to be simulated, in order; tasks grow with the speed of the simulator.
@@ -116,7 +121,7 @@ class Filling:
             else:
                 self._doubtful.append(result)
                 if shows_noise(result):
-                    self.trust()
+                    self._trust()
                 else:
                     check_doubtful(self._doubtful)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
@@ -124,7 +129,19 @@ class Filling:
         if result.error is not None:
             raise result.error
 
-    def trust(self) -> None:
+    def finish(self) -> None:
+        """Keep what there is when all is simulated.
+
+        Raises:
+            SimulatorError: the simulator has never used its rng.
+        """
+        doubtful = self._doubtful or []
+        is_repeated = any((result.present.sum(axis=1) > 1).any() for result in doubtful)
+        if self._is_new and is_repeated and not any(result.used_rng for result in doubtful):
+            raise noiseless_error()
+        self._trust()
+
+    def _trust(self) -> None:
         """Keep what there is and what will come."""
         doubtful, self._doubtful = self._doubtful or [], None
         for result in doubtful:
@@ -138,7 +155,8 @@ class Filling:
                 first = index * self._layout.shard_units
                 new = set((units + first).tolist())
                 failures = [f for f in shard.failures if f.unit in new]
-                part = Part(units, shard.x[units], shard.present[units], failures)
+                digest = unknowns_digest(shard.columns, shard.y, units)
+                part = Part(units, shard.x[units], shard.present[units], failures, digest)
                 self._shards.write_part(index, part)
                 shard.saved[units] = True
         self._flushed = time.monotonic()
@@ -155,26 +173,35 @@ class Filling:
             units = np.arange(there)
             shard.put(Part(units, kept.x[:there], kept.present[:there], failures), saved=True)
         for part in self._shards.read_parts(index):
-            if part.units[-1] < size:  # more units may have been asked for than now
-                self.done += int((~shard.done[part.units]).sum())
-                shard.put(part, saved=True)
+            self._check_unknowns(index, part)
+            part = _first_units(part, first, size)  # more may have been asked for than now
+            self.done += int((~shard.done[part.units]).sum())
+            shard.put(part, saved=True)
         return shard
+
+    def _check_unknowns(self, index: int, part: Part) -> None:
+        """Refuse measurements of another theta than that of their unit."""
+        first, count = index * self._layout.shard_units, int(part.units[-1]) + 1
+        columns, y = self._unknowns.take(first, count)
+        if part.unknowns not in (None, unknowns_digest(columns, y, part.units)):
+            raise other_unknowns(self.folder, f"units {first} to {first + count - 1}")
 
     def _close_if_complete(self, index: int) -> None:
         shard = self._open.get(index)
         if shard is None or not shard.done.all():
             return
-        del self._open[index]
         whole = Shard(shard.y, shard.x, shard.present, theta_tree(shard.columns))
         failures = sorted(set(shard.failures))
         self._shards.write(index, self._layout, whole, shard.columns, failures)
         self._there[index] = self._sizes[index]
+        del self._open[index]  # only now: if it cannot be written, parts of it may be
 
     def _keep(self, result: Result) -> None:
         index, start = divmod(result.first, self._layout.shard_units)
         units = np.arange(start, start + result.n_units)
         x = self._layout.empty(result.n_units)[0] if result.x is None else result.x
         part = Part(units, x, result.present, result.failures)
+        self.noise.see(x, result.present)
         self._opened(index).put(part, saved=False)
         self.done += result.n_units
         self._close_if_complete(index)
@@ -189,31 +216,8 @@ class Filling:
         self._chunk = max(1, min(fast, small, 4 * self._chunk))
 
 
-def shows_noise(result: Result) -> bool:
-    """Whether some unit has two measurements that differ; one will do where there is no other."""
-    if result.x is None or result.present.shape[1] == 1:
-        return bool(result.present.any())
-    return any(
-        len(x := unit[present]) > 1 and bool((x[1:] != x[0]).any())
-        for unit, present in zip(result.x, result.present, strict=True)
-    )
-
-
-def check_doubtful(results: list[Result]) -> None:
-    """Refuse a simulator that has shown for many units that it does not work."""
-    counts = np.concatenate([result.present.sum(axis=1) for result in results])
-    if (failing := int((counts == 0).sum())) >= FAILING_UNITS:
-        raise failing_error(failing, results[-1])
-    if int((counts > 1).sum()) >= NOISELESS_UNITS:
-        raise SimulatorError(
-            "simulator ignores its rng: repeated measurements of one theta are all equal, so there "
-            "is no noise to average over; draw the noise from the rng that it is given"
-        )
-
-
-def failing_error(units: int, result: Result) -> SimulatorError:
-    """Nothing succeeds."""
-    return SimulatorError(
-        f"simulator(theta, rng) failed for every measurement of {units} units; the last time "
-        f"{result.failures[-1].message}"
-    )
+def _first_units(part: Part, first: int, size: int) -> Part:
+    """What a part tells about the first units of a shard."""
+    within = part.units < size
+    failures = [failure for failure in part.failures if failure.unit < first + size]
+    return Part(part.units[within], part.x[within], part.present[within], failures)

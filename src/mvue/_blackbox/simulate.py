@@ -4,13 +4,15 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._core.checks import check_count
+from .._core.sampling import FROZEN_SHARE, warn_of_noiseless
+from .._core.theta import theta_columns
 from .._data.shards import (
     FORMAT,
     Kind,
@@ -21,13 +23,19 @@ from .._data.shards import (
     shard_units_for,
 )
 from .._data.simulated import SimulatedData, layout_of, look_at, manifest_of
+from .._runtime.locks import FolderInUseError, only_one
 from .._runtime.progress import progress_for
 from ..exceptions import FailedDrawsWarning, SimulatedDataError, SimulatorError
 from .executors import Runner, runner_for
-from .filling import Filling, check_doubtful, failing_error
-from .unknowns import Unknowns
+from .filling import Filling
+from .noise import check_doubtful, failing_error
+from .unknowns import Unknowns, other_unknowns
 from .worker import Result, Task
 
+MOST_COMPARED = 2**17
+"""Units of a folder whose theta are all drawn again and compared."""
+FEWEST_COMPARED = 64
+"""Of each shard of a larger one."""
 SHOWN = {"first_unknowns": "first parameters"}  # in messages; folders keep the name they have
 
 
@@ -81,22 +89,11 @@ def simulate(
     Raises:
         SimulatorError: a draw has failed, or the simulator cannot be used; what is complete has
             been saved.
-        SimulatedDataError: the folder holds other data.
+        SimulatedDataError: the folder holds other data, or another process is filling it.
     """
     _check_settings(simulator, target, units, repeats, seed, retries, failures, time_limit)
     unknowns = Unknowns(prior, target, names, int(seed))
     shards: Shards = MemoryShards() if folder is None else ShardFolder(folder)
-    identity = {
-        "format": FORMAT,
-        "seed": int(seed),
-        "repeats": int(repeats),
-        "names": list(unknowns.names),
-        "theta": [list(path) for path in unknowns.paths],
-        "first_unknowns": unknowns.fingerprint(),
-    }
-    manifest = shards.manifest()
-    if manifest is not None:
-        _check_identity(identity, manifest, shards)
     template = Task(
         simulator,
         columns={},
@@ -109,25 +106,8 @@ def simulate(
         time_limit=time_limit,
     )
     runner = runner_for(executor, simulator)
-    first: list[Result] = []
-    if manifest is None:
-        kind, first = _first_results(runner, unknowns, template, int(units))
-        layout = ShardLayout(
-            int(repeats), unknowns.names, kind, unknowns.paths, shard_units_for(kind, int(repeats))
-        )
-    else:
-        layout = layout_of(manifest)
-    _write_manifest(shards, layout, int(units), identity, manifest)
-    filling = Filling(shards, layout, int(units), unknowns, template)
-    if filling.damaged:
-        which = ", ".join(map(str, filling.damaged))
-        warnings.warn(
-            f"shard {which} in {shards.path} is damaged and is simulated again", stacklevel=2
-        )
-    if filling.done < units:
-        _fill(filling, first, runner, int(units), progress)
-        shards.tidy()
-    data = SimulatedData(shards, layout, int(units))
+    with _alone_in(shards):
+        data = _simulated(shards, unknowns, template, runner, int(units), progress)
     if data.failures:
         warnings.warn(
             f"{len(data.failures):,} of {units * repeats:,} measurements could not be simulated "
@@ -137,6 +117,70 @@ def simulate(
             stacklevel=2,
         )
     return data
+
+
+@contextlib.contextmanager
+def _alone_in(shards: Shards) -> Iterator[None]:
+    """Nobody else fills the same folder."""
+    if shards.path is None:
+        yield
+        return
+    shards.manifest()  # refuses a folder of something else before anything is written into it
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(only_one(shards.path))
+        except FolderInUseError as error:
+            raise SimulatedDataError(
+                f"folder {shards.path} is being filled: {error}. Wait until it has finished, or "
+                "choose another folder"
+            ) from None
+        yield
+
+
+def _simulated(
+    shards: Shards,
+    unknowns: Unknowns,
+    template: Task,
+    runner: Runner,
+    units: int,
+    progress: bool | None,
+) -> SimulatedData:
+    """The data of a folder, after what is missing there has been simulated."""
+    repeats = template.repeats
+    identity = {
+        "format": FORMAT,
+        "seed": template.seed,
+        "repeats": repeats,
+        "names": list(unknowns.names),
+        "theta": [list(path) for path in unknowns.paths],
+        "first_unknowns": unknowns.fingerprint(),
+    }
+    shards.recover()
+    manifest = shards.manifest()
+    if manifest is not None:
+        _check_identity(identity, manifest, shards)
+    first: list[Result] = []
+    if manifest is None:
+        kind, first = _first_results(runner, unknowns, template, units)
+        layout = ShardLayout(
+            repeats, unknowns.names, kind, unknowns.paths, shard_units_for(kind, repeats)
+        )
+    else:
+        layout = layout_of(manifest)
+        _check_unknowns(shards, layout, max(units, manifest["units"]), unknowns)
+    _write_manifest(shards, layout, units, identity, manifest)
+    filling = Filling(shards, layout, units, unknowns, template)
+    if filling.damaged:
+        which = ", ".join(map(str, filling.damaged))
+        warnings.warn(
+            f"shard {which} in {shards.path} is damaged and is simulated again", stacklevel=3
+        )
+    if filling.done < units:
+        _fill(filling, first, runner, units, progress)
+        shards.tidy()
+        numbers = math.prod(layout.kind.shape)
+        warn_of_noiseless(filling.noise.frozen(FROZEN_SHARE), numbers, 3)
+    return SimulatedData(shards, layout, units)
 
 
 def _fill(
@@ -149,15 +193,16 @@ def _fill(
             for result in runner.results(filling.tasks(skip=len(first))):
                 filling.put(result)
                 advance(filling.done)
-            filling.trust()
+            filling.finish()
         except BaseException as error:
             for result in runner.abandon():
-                with contextlib.suppress(SimulatorError):
+                with contextlib.suppress(SimulatorError, OSError):
                     filling.put(result)
-            filling.flush()
+            with contextlib.suppress(OSError):  # the disk may be full
+                filling.flush()
             if filling.folder:
                 error.add_note(
-                    f"{filling.done:,} of {units:,} units are in {filling.folder}: the same call "
+                    f"{filling.kept:,} of {units:,} units are in {filling.folder}: the same call "
                     "goes on from there."
                 )
             raise
@@ -228,6 +273,31 @@ def _write_manifest(
     manifest = manifest_of(layout, units, identity)
     if manifest != before:
         shards.write_manifest(manifest)
+
+
+def _check_unknowns(shards: Shards, layout: ShardLayout, units: int, unknowns: Unknowns) -> None:
+    """Refuse a folder whose units have other theta than those of this call.
+
+    Of very large folders some units of each shard are compared; all of those to which anything
+    is added.
+    """
+    there, _ = look_at(shards, layout, units)
+    share = min(1.0, MOST_COMPARED / max(sum(there), 1))
+    for index, count in enumerate(there):
+        if not count:
+            continue
+        size = min(count, max(FEWEST_COMPARED, math.ceil(share * count)))
+        is_full = count == layout.shard_units  # nothing can be added to it
+        chosen = slice(count - size if is_full else 0, count)
+        kept, first = shards.read(index, layout), index * layout.shard_units
+        found = dict(theta_columns(kept.theta))
+        columns, y = unknowns.take(first + chosen.start, chosen.stop - chosen.start)
+        same = np.array_equal(y, kept.y[chosen]) and all(
+            np.array_equal(column, found[path][chosen]) for path, column in columns.items()
+        )
+        if not same:
+            which = f"units {first + chosen.start} to {first + chosen.stop - 1}"
+            raise other_unknowns(shards.path, which)
 
 
 def _check_identity(asked: dict[str, Any], found: dict[str, Any], shards: Shards) -> None:

@@ -14,7 +14,7 @@ from .._core.checks import checked_names
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.theta import Columns, column_name, describe_theta, theta_columns, theta_of_unit
-from ..exceptions import SimulatorError
+from ..exceptions import SimulatedDataError, SimulatorError
 from .worker import stream
 
 BLOCK = 256
@@ -64,10 +64,7 @@ class Unknowns:
     def fingerprint(self) -> str:
         """A digest of the first units: it changes with the prior, the target and the seed."""
         columns, y = self.take(0, FINGERPRINT_UNITS)
-        digest = hashlib.sha256(repr(list(columns)).encode())
-        for array in (*columns.values(), y):
-            digest.update(f"{array.shape}{array.dtype}".encode() + array.tobytes())
-        return digest.hexdigest()[:16]
+        return unknowns_digest(columns, y)
 
     def _y_of(self, theta: Any) -> np.ndarray:
         try:
@@ -84,6 +81,23 @@ class Unknowns:
                 f"gave {describe_theta(y)} for theta = {describe_theta(theta)}"
             )
         return y.reshape(-1)
+
+
+def unknowns_digest(columns: Columns, y: np.ndarray, units: Any = slice(None)) -> str:
+    """A digest of theta and y of units."""
+    digest = hashlib.sha256(repr(list(columns)).encode())
+    for array in (column[units] for column in (*columns.values(), y)):
+        digest.update(f"{array.shape}{array.dtype}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def other_unknowns(folder: Any, which: str) -> SimulatedDataError:
+    """The parameters that were simulated are not those of the call."""
+    return SimulatedDataError(
+        f"the data in {folder} are not those asked for: {which} have other values of theta or y "
+        "there, so the prior or the target is another one. Nothing was changed. Choose another "
+        "folder, or delete this one to start afresh."
+    )
 
 
 def _drawing(prior: Any, seed: int) -> Callable[[int, int], Columns]:

@@ -51,6 +51,8 @@ class Result(NamedTuple):
     error: SimulatorError | None
     """Why it was stopped."""
     seconds: float
+    used_rng: bool
+    """Whether any draw has taken random numbers from its generator."""
 
     @property
     def n_units(self) -> int:
@@ -78,10 +80,12 @@ def run_task(task: Task) -> Result:
     kind, x = task.kind, None
     present = np.zeros((task.n_units, task.repeats), bool)
     failures: list[Failure] = []
+    used = False
     for i, repeat in np.ndindex(present.shape):
         if x is None and kind is not None:
             x = absent((task.n_units, task.repeats), kind)
-        drawn = _draw(task, i, repeat, kind)
+        drawn, used_now = _draw(task, i, repeat, kind)
+        used |= used_now
         if isinstance(drawn, np.ndarray):
             if x is None:
                 kind = Kind(drawn.shape, drawn.dtype)
@@ -92,21 +96,23 @@ def run_task(task: Task) -> Result:
         if task.stop:
             error = _stop_error(task, i, failure, trace)
             x = None if x is None else x[:i]
-            return Result(task.first, x, present[:i], [], error, time.perf_counter() - began)
+            return Result(task.first, x, present[:i], [], error, time.perf_counter() - began, used)
         failures.append(failure)
-    return Result(task.first, x, present, failures, None, time.perf_counter() - began)
+    return Result(task.first, x, present, failures, None, time.perf_counter() - began, used)
 
 
-def _draw(task: Task, index: int, repeat: int, kind: Kind | None) -> Any:
-    """One measurement, or the failure and its traceback."""
-    unit, message, trace = task.first + index, "", ""
+def _draw(task: Task, index: int, repeat: int, kind: Kind | None) -> tuple[Any, bool]:
+    """One measurement, or the failure and its traceback; and whether the generator was used."""
+    unit, message, trace, used = task.first + index, "", "", False
     for attempt in range(task.retries + 1):
         theta = theta_of_unit(task.columns, index)
         rng = stream(task.seed, unit, repeat + 1, attempt)
+        untouched = rng.bit_generator.state
         try:
             with time_limited(task.time_limit):
                 output = task.simulator(theta, rng)
-            return _checked(output, kind)
+            used |= _was_used(rng, untouched)
+            return _checked(output, kind), used
         except OverTimeError:
             message = f"it took longer than time_limit={task.time_limit:g} seconds"
         except _UnusableDrawError as error:
@@ -114,7 +120,12 @@ def _draw(task: Task, index: int, repeat: int, kind: Kind | None) -> Any:
         except (Exception, SystemExit) as error:
             message = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             trace = traceback.format_exc()
-    return Failure(unit, repeat, message[:_MESSAGE_LENGTH]), trace
+    return (Failure(unit, repeat, message[:_MESSAGE_LENGTH]), trace), used
+
+
+def _was_used(rng: np.random.Generator, untouched: Any) -> bool:
+    sequence: Any = rng.bit_generator.seed_seq
+    return rng.bit_generator.state != untouched or sequence.n_children_spawned > 0
 
 
 def _checked(output: Any, kind: Kind | None) -> np.ndarray:

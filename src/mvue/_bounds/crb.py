@@ -43,6 +43,8 @@ class Bound:
     """Standard errors, (d, d); None where the answer is not random."""
     unidentifiable: tuple[str, ...] = ()
     """Directions in which theta can move without any change of the data, such as ``a - b``."""
+    points: np.ndarray | None = None
+    """The test points of a Barankin bound, the numbers in theta along the last axis."""
 
 
 def crb(

@@ -115,20 +115,20 @@ def _informations(problem: Problem, layout: ThetaLayout, flat: Array) -> Array:
         assert problem.likelihood is not None
         whole = problem.likelihood(layout.to_theta(flat))
         repeats = whole.shape()
-        base = _base_of(whole)
+        base = base_of(whole)
         # Draws that expand() adds to those of the distribution itself are repeats of them.
         factor = np.prod(repeats) / np.prod(base.batch_shape + base.event_shape)
 
         def moments(flat: Array) -> tuple[Array, Array]:
             assert problem.likelihood is not None
-            return _moments_of(_base_of(problem.likelihood(layout.to_theta(flat))))
+            return moments_of_gaussian(base_of(problem.likelihood(layout.to_theta(flat))))
 
         return factor * _slepian_bangs(moments, flat)
 
     return jax.vmap(one)(flat)
 
 
-def _base_of(distribution: Any) -> Any:
+def base_of(distribution: Any) -> Any:
     """The Gaussian inside of expand() and to_event()."""
     while type(distribution) in (dist.ExpandedDistribution, dist.Independent):
         distribution = distribution.base_dist
@@ -138,7 +138,7 @@ def _base_of(distribution: Any) -> Any:
     return distribution
 
 
-def _moments_of(base: Any) -> tuple[Array, Array]:
+def moments_of_gaussian(base: Any) -> tuple[Array, Array]:
     """Means (b, n) and covariances (b, n, n) of b independent Gaussian vectors."""
     if type(base) is dist.Normal:
         pair: list[Any] = [base.loc, base.scale]

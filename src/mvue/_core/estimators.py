@@ -269,6 +269,11 @@ class Predictor(abc.ABC):
 class Carrier(Predictor):
     """Something with a trained estimator in it, and with what is known about the training."""
 
+    @property
+    @abc.abstractmethod
+    def y_range(self) -> np.ndarray | None:
+        """The smallest and the largest y of training, (2, d), where known."""
+
     def outside(self, x: Measurement) -> np.ndarray:
         """Which of many measurements are far outside of those of training, (n,) booleans.
 

@@ -152,6 +152,12 @@ class Problem:
                 f"y must be a scalar or a vector of shape (d,), got shape {y.shape}: give a "
                 "target that flattens it"
             )
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):
+            raise SimulatorError(
+                "y must be real, got complex numbers: estimate real and imaginary part (or the "
+                "size and the phase, if it cannot go round), for example "
+                "target=lambda theta: jnp.stack([theta.real, theta.imag])"
+            )
         return jnp.reshape(jnp.asarray(y, dtype=jnp.result_type(float)), (-1,))
 
     def draw(self, key: Key, n: int, m: int) -> Draw:

@@ -71,10 +71,14 @@ def ranges_of(problem: Problem, key: Key) -> Ranges | str:
     coordinates = Coordinates.of(layout, [part.mapped for part in parts])
     if problem.target is None and isinstance(parts[0].mapped, Numbers):  # theta is y
         coordinates = dataclasses.replace(coordinates, names=problem.names)
+    draws = np.concatenate([part.draws for part in parts], axis=1)
+    constant = np.flatnonzero((draws == draws[:1]).all(axis=0))
+    if constant.size:
+        return f"{coordinates.names[constant[0]]} is the same in all of its draws"
     return Ranges(
         coordinates,
         kinds == {"i"},
-        np.concatenate([part.draws for part in parts], axis=1),
+        draws,
         *(np.concatenate(ends) for ends in zip(*(part[2:] for part in parts), strict=True)),
     )
 

@@ -1,6 +1,7 @@
 """Draws from a problem: compiled, and checked before anything is trained on them."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from .._runtime.jit import forgetful_jit, held, in_either_precision
 from .._runtime.programs import Compiled, compiled
-from ..exceptions import SimulatorError
+from ..exceptions import NoiselessWarning, SimulatorError
+from .checks import checked_names
 from .problem import Draw, Problem
 from .types import Key, Measurement, Theta
 
@@ -22,6 +24,12 @@ NONFINITE_LIMIT = 0.01
 
 NONFINITE_FROM = 1_000
 """So many units must have been simulated before a fraction is judged."""
+
+FROZEN_SHARE = 0.5
+"""Of units that must differ in a number for it to change with theta: rare events do in few."""
+
+SQUARE_SHARE = 1e-3
+"""Of the largest number that can be squared: sums of many squares must be in range, too."""
 
 POOL_NUMBERS = 2**23  # simulated or kept at a time
 MOST_BATCHES = 64  # simulated at a time
@@ -43,6 +51,14 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
             "prior.sample ignores its key: all parameters are equal; draw them from the key that "
             "sample is given"
         )
+    constant = np.flatnonzero((draw.y == draw.y[:1]).all(axis=0))
+    if constant.size:
+        name = checked_names(problem.names, draw.y.shape[1])[constant[0]]
+        raise SimulatorError(
+            f"{name} is the same for all parameters that the prior draws, so "
+            "that there is nothing to estimate: leave it out of y with "
+            "target=lambda theta: ..., which returns what varies"
+        )
     if all(bool((leaf == leaf[:, :1]).all()) for leaf in jax.tree.leaves(draw.x)):
         raise SimulatorError(
             "simulate ignores its key: repeated measurements of one theta are all equal, so there "
@@ -50,7 +66,50 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
             "jax.random: NumPy draws it once, when the simulator is compiled (or run a simulator "
             "in NumPy with mvue.simulate and train with mvue.fit_data)"
         )
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
+    _check_squares(leaves)
+    warn_of_noiseless(sum(map(_frozen, leaves)), sum(leaf[0, 0].size for leaf in leaves), 3)
     return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
+
+
+def _check_squares(leaves: list[np.ndarray]) -> None:
+    """Refuse numbers that are too large to be squared and summed."""
+    for leaf in leaves:
+        if leaf.dtype.kind not in "fc":
+            continue
+        largest = float(np.abs(leaf).max(initial=0.0))
+        if largest > SQUARE_SHARE * math.sqrt(np.finfo(leaf.dtype).max):
+            raise SimulatorError(
+                f"simulate returns numbers of up to {largest:.3g}, whose squares are beyond the "
+                f"range of {leaf.dtype}: give x in other units, for example divided by "
+                f"{10 ** math.floor(math.log10(largest)):.0g}"
+            )
+
+
+def _frozen(x: np.ndarray) -> int:
+    """How many numbers are the same in all measurements of a unit, and not in all units."""
+    still = (x == x[:, :1]).all(axis=(0, 1))
+    differs = (x[:, 0] != x[:1, 0]).mean(axis=0) > FROZEN_SHARE
+    return int((still & differs).sum())
+
+
+def warn_of_noiseless(frozen: int, numbers: int, stacklevel: int) -> None:
+    """Say that some numbers of x have no noise.
+
+    Noise that was drawn once and a function of theta without noise look the same in simulations:
+    both are constant for one theta. Either way the numbers tell theta exactly, which is seldom
+    meant where others are noisy.
+    """
+    if 0 < frozen < numbers:
+        warnings.warn(
+            f"{frozen} of {numbers} numbers of x never differ between repeated measurements of one "
+            "theta, though they differ from theta to theta and other numbers have noise: an "
+            "estimator learns that they tell theta exactly. If they are known without noise, as a "
+            "setting of the experiment is, all is well; if not, their noise was drawn only once: "
+            "draw it from the key or rng that the simulator is given",
+            NoiselessWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def compiled_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:

@@ -10,6 +10,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -98,6 +99,8 @@ class Part(NamedTuple):
     x: np.ndarray
     present: np.ndarray
     failures: list[Failure]
+    unknowns: str | None = None
+    """A digest of theta and y of the units; None in folders of earlier versions."""
 
 
 class ShardFolder:
@@ -152,9 +155,7 @@ class ShardFolder:
         """Write a complete shard, over one that is damaged or shorter."""
         arrays = dict(zip(layout.theta_files(), columns.values(), strict=True))
         arrays |= {"x.npy": shard.x, "y.npy": shard.y, "present.npy": shard.present}
-        target = self._shard(index)
-        shutil.rmtree(target, ignore_errors=True)
-        with replacing(target) as folder:
+        with self._replacing_shard(index) as folder:
             folder.mkdir()
             files = {}
             for name, array in arrays.items():
@@ -166,7 +167,8 @@ class ShardFolder:
             sync(folder / "shard.json")
         self._sidecars.pop(index, None)
         for part in self._parts(index):
-            part.unlink(missing_ok=True)
+            if _last_unit(part) < len(shard.y):  # others hold units that are asked for later
+                part.unlink(missing_ok=True)
 
     def read(self, index: int, layout: ShardLayout) -> Shard:
         """A shard whose arrays are mapped from the files."""
@@ -209,7 +211,14 @@ class ShardFolder:
         name = f"{index:05d}-{int(part.units[0]):06d}.npz"
         failures = np.asarray(json.dumps(part.failures))
         with opened(self.path / "parts" / name) as stream:
-            np.savez(stream, units=part.units, x=part.x, present=part.present, failures=failures)
+            np.savez(
+                stream,
+                units=part.units,
+                x=part.x,
+                present=part.present,
+                failures=failures,
+                unknowns=np.asarray(part.unknowns or ""),
+            )
 
     def read_parts(self, index: int) -> Iterator[Part]:
         """What is known of a shard that is not complete; files that are damaged are left out."""
@@ -217,19 +226,47 @@ class ShardFolder:
             try:
                 with np.load(file, allow_pickle=False) as arrays:
                     failures = [Failure(*f) for f in json.loads(str(arrays["failures"]))]
-                    part = Part(arrays["units"], arrays["x"], arrays["present"], failures)
+                    unknowns = str(arrays["unknowns"]) if "unknowns" in arrays else ""
+                    x, present = arrays["x"], arrays["present"]
+                    part = Part(arrays["units"], x, present, failures, unknowns or None)
             except Exception:  # whatever a damaged archive may raise
                 file.unlink(missing_ok=True)
                 continue
             yield part
 
-    def tidy(self) -> None:
-        """Remove what is of no use once all shards are complete."""
-        for leftover in [*self.path.glob(".*.part"), self.path / "parts"]:
+    def recover(self) -> None:
+        """Put right what a process has left that was killed while it wrote."""
+        for before in self.path.glob(".*.before"):
+            shard = self.path / before.name.removeprefix(".").removesuffix(".before")
+            if shard.exists():
+                shutil.rmtree(before, ignore_errors=True)
+            else:
+                before.rename(shard)
+        for leftover in [*self.path.glob(".*.part"), *self.path.glob("parts/.*.part")]:
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove the folder of parts once there are none."""
+        with suppress(OSError):  # there are some
+            (self.path / "parts").rmdir()
+
+    @contextmanager
+    def _replacing_shard(self, index: int) -> Iterator[Path]:
+        """Where to write a shard, which takes its place once it is whole.
+
+        A folder cannot take the place of another in one step. The one before waits under another
+        name for that moment, where `recover` finds it.
+        """
+        target, before = self._shard(index), self.path / f".{index:05d}.before"
+        with replacing(target) as folder:
+            yield folder
+            sync(folder)
+            if target.exists():
+                target.rename(before)
+        shutil.rmtree(before, ignore_errors=True)
 
     def _shard(self, index: int) -> Path:
         return self.path / f"{index:05d}"
@@ -293,11 +330,23 @@ class MemoryShards:
         del index
         return iter(())
 
+    def recover(self) -> None:
+        """Nothing outlives a process."""
+
     def tidy(self) -> None:
         """Nothing is left behind."""
 
 
 Shards: TypeAlias = ShardFolder | MemoryShards
+
+
+def _last_unit(part: Path) -> int:
+    """The last place in its shard of which a part tells; -1 if it cannot be read."""
+    try:
+        with np.load(part, allow_pickle=False) as arrays:
+            return int(arrays["units"][-1])
+    except Exception:  # whatever a damaged archive may raise
+        return -1
 
 
 def _file_record(file: Path) -> dict[str, int]:

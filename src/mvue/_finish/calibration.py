@@ -20,6 +20,8 @@ from jaxtyping import Array, Float, PyTree
 from .._core.keys import several
 from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Measurement, Theta
+from .._default.excess import ExcessSums, excess_model
+from .._default.scoring import Scored
 from .._numerics.polynomials import (
     Layer,
     layer_values,
@@ -28,12 +30,10 @@ from .._numerics.polynomials import (
     ripple_values,
     ripples_of,
 )
-from .._recipe.baseline import extended_interp
-from .._recipe.excess import ExcessSums, excess_model
-from .._recipe.scoring import Scored
 from .._recipe.settings import CalibrationSettings
 from .._runtime.jit import jit
 from .._serialise.registry import register
+from .._start.plug_in import extended_interp
 from ..nn._frozen import Frozen
 from ..nn._staged import Staged, finish, prepare
 

@@ -23,7 +23,8 @@ from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.settings import VerdictSettings
-from .._recipe.survey import Survey, TrainingPrior
+from .._recipe.survey import Survey
+from .._recipe.training_prior import TrainingPrior
 from .._runtime.jit import held, jit
 from .._serialise.registry import register
 from ..nn._staged import finish

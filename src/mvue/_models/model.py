@@ -57,6 +57,18 @@ class Model(Carrier):
         return None if self.trained_on is None else self.trained_on.x
 
     @property
+    def y_range(self) -> np.ndarray | None:
+        """The smallest and the largest y of training, (2, d), where known."""
+        return None if self.trained_on is None else self.trained_on.y_range
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """What was certified of its bias, with the statement in words, if it was; see `save`."""
+        found = (self.assessment or {}).get("certificate")
+        is_one = isinstance(found, dict) and isinstance(found.get("statement"), str)
+        return found if is_one else None
+
+    @property
     def function(self) -> Estimator:
         """The estimator as a function of one measurement in JAX."""
         return self._in_jax
@@ -117,9 +129,16 @@ class Model(Carrier):
             facts["training"] = f"{self.training['outcome']} after {self.training['step']:,} steps"
         if self.assessment:
             shown = {k: v for k, v in self.assessment.items() if isinstance(v, float)}
-            facts["assessed"] = ", ".join(f"{k} {v:.4g}" for k, v in shown.items())
+            if shown:
+                facts["assessed"] = ", ".join(f"{k} {v:.4g}" for k, v in shown.items())
             if "notice" in self.assessment:
                 facts["notice"] = self.assessment["notice"]
+        if self.certificate is not None:
+            facts["certified"] = self.certificate["statement"]
+            notes = self.certificate.get("notes")
+            facts["certified"] += "".join(
+                f"\n{'':13}{note}" for note in (notes if isinstance(notes, list) else [])
+            )
         facts["made with"] = ", ".join(f"{k} {v}" for k, v in self.versions.items())
         return facts
 

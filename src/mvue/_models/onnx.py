@@ -172,6 +172,7 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
 }
+_PICKS = ("gather", "dynamic_slice")
 _IN_TOTAL_ORDER = {"lt_to": lax.lt, "le_to": lax.le, "eq_to": lax.eq}
 
 
@@ -239,6 +240,8 @@ class _Inlined:
             found = eqn.primitive.bind(*(self.varying(value) for value in inputs), **params)
         elif name == "dynamic_slice" and not any(value.varies for value in inputs[1:]):
             found = _fixed_slice(arrays[0], arrays[1:], params["slice_sizes"])
+        elif name in _PICKS and inputs[1].varies and _picks_a_row(eqn, inputs):
+            found = lax.reshape(_row_picked(arrays[0], arrays[1]), eqn.outvars[0].aval.shape)
         elif name == "gather" and inputs[1].varies and _picks_elements(params, arrays[0].ndim):
             found = lax.reshape(_picked(arrays[0], arrays[1]), eqn.outvars[0].aval.shape)
         else:
@@ -291,6 +294,28 @@ def _fixed_slice(operand: Any, starts: list[Any], sizes: tuple[int, ...]) -> Any
     limits = [int(full) - size for full, size in zip(operand.shape, sizes, strict=True)]
     begin = [min(max(int(s), 0), limit) for s, limit in zip(starts, limits, strict=True)]
     return lax.slice(operand, begin, [b + size for b, size in zip(begin, sizes, strict=True)])
+
+
+def _picks_a_row(eqn: Any, inputs: list[_Value]) -> bool:
+    """Whether one row of a constant is picked, whole."""
+    operand, params = inputs[0], eqn.params
+    if operand.varies or tuple(params["slice_sizes"]) != (1, *np.shape(operand.array)[1:]):
+        return False
+    if eqn.primitive.name == "dynamic_slice":
+        return True
+    numbers = params["dimension_numbers"]
+    return tuple(numbers.start_index_map) == (0,) and not numbers.operand_batching_dims
+
+
+def _row_picked(rows: Any, index: Any) -> Any:
+    """A row of a constant as a product, without the gathers that the converter does not know."""
+    count = rows.shape[0]
+    place = lax.convert_element_type(lax.reshape(index, (1,)), np.int32)
+    place = _clamped(np.int32(0), place, np.int32(count - 1))
+    place = lax.broadcast_in_dim(place, (1, count), (0,))
+    here = lax.eq(place, lax.broadcasted_iota(np.int32, (1, count), 1))
+    flat = np.asarray(rows).reshape(count, -1)
+    return lax.dot(lax.convert_element_type(here, flat.dtype), flat)
 
 
 def _picks_elements(params: Any, ndim: int) -> bool:

@@ -1,28 +1,27 @@
 """`save` and `load`: estimators in one file, read without executing anything from it."""
 
-import math
 import platform
-import warnings
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from .._assessment.certificate import Certificate
 from .._assessment.report import Report
 from .._core.checks import check_estimator, checked_names
 from .._core.problem import Problem
-from .._finish.input_range import InputRange, Scale, TrainedOn, trained_on_problem
+from .._finish.input_range import TrainedOn, trained_on_problem
 from .._linear.known_model import LinearEstimator
 from .._serialise.container import Contents, read, write
 from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError
-from .fronts import Front, front_of
-from .model import Model, as_function
+from .checks import check_model
+from .fronts import front_of
+from .model import Model
 
 
 def save(
@@ -31,6 +30,7 @@ def save(
     *,
     problem: Problem | None = None,
     assessment: Report | dict[str, Any] | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Save an estimator in one file, for `load` and the command line.
 
@@ -48,10 +48,16 @@ def save(
             what measurements look like. A `Fit` knows that by itself.
         assessment: a `Report` of this one estimator, whose summary is kept; or a summary, such as
             ``report.summary("bce")``.
+        certificate: what `Report.certify` returned for this estimator; by default that of the
+            assessment, if it was made with ``until=``.
     """
     if problem is not None and not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    model = model_of(estimator, problem, assessment)
+    if certificate is not None and not isinstance(certificate, Certificate):
+        raise TypeError(
+            f"certificate must be what report.certify() returns, got {type(certificate).__name__}"
+        )
+    model = model_of(estimator, problem, assessment, certificate)
     encoder = Encoder()
     header: dict[str, Any] = {"versions": model.versions, "needs": None}
     try:
@@ -79,10 +85,11 @@ def save(
 def load(path: str | Path, *, like: Any = None) -> Model:
     """Load what `save` has written.
 
-    Nothing in a file is executed or imported: names of classes and functions are looked up among
-    those that are registered, and arrays are read as numbers. A file that is damaged, cut short,
-    of a newer format or inconsistent is refused with a `ModelFileError`, one that cannot be opened
-    with an OSError.
+    Nothing in a file is executed or imported: names of classes, functions and methods are looked
+    up among those that are registered, and arrays are read as numbers. A file that is damaged, cut
+    short, of a newer format or inconsistent is refused with a `ModelFileError`, one that cannot be
+    opened with an OSError. Whether an estimator fits its measurements is tried on shapes alone, as
+    far as that takes a fraction of a second.
 
     Args:
         path: the file.
@@ -108,7 +115,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def model_of(estimator: Any, problem: Problem | None, assessment: Any = None) -> Model:
+def model_of(
+    estimator: Any,
+    problem: Problem | None,
+    assessment: Any = None,
+    certificate: Certificate | None = None,
+) -> Model:
     """An estimator with all that is known about it, as it is saved and exported."""
     if isinstance(assessment, Report):
         if len(assessment.estimators) != 1:
@@ -117,6 +129,7 @@ def model_of(estimator: Any, problem: Problem | None, assessment: Any = None) ->
                 "report.summary(name)"
             )
         (name,) = assessment.estimators
+        certificate = certificate or assessment.certificates.get(name)
         assessment = assessment.summary(name) | {"repeats": assessment.repeats}
     trained_on, training = None, {}
     if isinstance(estimator, Model):
@@ -127,6 +140,8 @@ def model_of(estimator: Any, problem: Problem | None, assessment: Any = None) ->
         trained_on = estimator.range_trained_on if problem is None else None
         training = _training(estimator)
         estimator = estimator.estimator
+    if certificate is not None:
+        assessment = (assessment or {}) | {"certificate": certificate.summary()}
     front = front_of(estimator)
     if front is not None:
         trained_on = trained_on or front.trained_on()
@@ -209,7 +224,7 @@ def _decoded(contents: Contents, like: Any) -> Model:
         leaves = estimator.get("leaves") if needs is not None else _leaves(estimator)
         estimator = _filled(like, leaves)
     model = Model(estimator, versions=made_with, **parts)
-    _check(model)
+    check_model(model)
     return model
 
 
@@ -252,73 +267,3 @@ def _filled(like: Any, leaves: Any) -> Any:
         return leaves.get(jax.tree_util.keystr(path), leaf)
 
     return jax.tree_util.tree_map_with_path(fill, like)
-
-
-def _check(model: Model) -> None:
-    """Refuse a model that fails on the very measurements that it says it is for."""
-    known = model.trained_on
-    estimator: Any = model.estimator
-    try:
-        front = model.front
-        if not callable(estimator) and front is None:
-            raise TypeError(f"a {type(estimator).__name__} is not a function")
-        if known is None:
-            return
-        x = known.x
-        _check_trained_on(known, x if front is None else front.check(x))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if front is not None:
-                if not front.has_form:
-                    _check_size(front, x.shape, len(known.names))
-                    return
-                x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
-            # Linear models with complex matrices are saved without a problem.
-            check_estimator(
-                "the estimator", as_function(estimator), x, len(known.names), may_be_complex=True
-            )
-    except Exception as error:
-        raise BrokenTreeError(f"it is inconsistent: {error}") from error
-
-
-def _check_size(front: Front, shape: tuple[int, ...], d: int) -> None:
-    """Try what can be used in Python only."""
-    found = np.size(front.predict(np.zeros((1, *shape))))
-    if found != d:
-        raise ValueError(f"it returns {found} numbers for {d} parameters")
-
-
-def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
-    leaves = jax.tree.leaves(known.x)
-    if not leaves or not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        raise TypeError("the shape of a measurement is missing")
-    if type(known.names) is not tuple or not all(type(name) is str for name in known.names):
-        raise TypeError("names must be texts")
-    if known.y_range is not None:
-        _check_numbers(known.y_range, (2, len(known.names)))
-    seen = known.inputs
-    if seen is None:
-        return
-    if not isinstance(seen, InputRange) or type(seen.is_set) is not bool:
-        raise TypeError("the range of measurements is not one")
-    leaves = jax.tree.leaves(seen_x)
-    if seen.is_set and any(not leaf.shape for leaf in leaves):
-        raise ValueError("a number is not a set")
-    columns = sum(
-        math.prod(leaf.shape[seen.is_set :]) * (2 if leaf.dtype.kind == "c" else 1)
-        for leaf in leaves
-    )
-    scales = [(seen.usual, columns)]
-    if seen.summaries is not None:
-        scales.append((seen.summaries, 2 * (columns if seen.is_set else 1)))
-    for scale, size in scales:
-        if not isinstance(scale, Scale):
-            raise TypeError("a scale is not one")
-        _check_numbers(scale.centre, (size,))
-        _check_numbers(scale.spread, (size,))
-    _check_numbers(seen.limits, (1 if seen.summaries is None else 3,))
-
-
-def _check_numbers(value: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape != shape:
-        raise ValueError(f"numbers of shape {shape} are missing")

@@ -96,6 +96,8 @@ class ErrorSummary:
     mse: np.ndarray
     mse_se: np.ndarray
     bias_over_sd_se: np.ndarray
+    skewness: np.ndarray
+    kurtosis: np.ndarray
 
 
 def summarize(moments: ErrorMoments) -> ErrorSummary:
@@ -124,4 +126,6 @@ def summarize(moments: ErrorMoments) -> ErrorSummary:
             mse=bias**2 + var0,
             mse_se=np.where(exact, 0.0, mse_se),
             bias_over_sd_se=np.where(exact, np.nan, ratio_se),
+            skewness=np.where(exact, np.nan, skew),
+            kurtosis=np.where(exact, np.nan, kurtosis),
         )

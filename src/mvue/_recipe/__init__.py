@@ -1,4 +1,4 @@
-"""What `fit` decides by itself: a survey of the problem, summaries, the default network, settings.
+"""What `fit` decides before it builds a network: the settings of all it does, and the survey.
 
-A new summary or a new rule of the default recipe belongs here.
+A setting of the default, or something else that simulations tell before training, belongs here.
 """

@@ -29,6 +29,7 @@ from ..exceptions import BoundError, SimulatorError
 from .sensitivity import Look
 from .settings import LikelihoodSettings
 from .smooth import smooth
+from .training_prior import TrainingPrior
 
 EfficientError = Callable[[Theta, Measurement], Float[Array, " d"]]
 
@@ -63,7 +64,7 @@ class _Seen(NamedTuple):
 
 def efficient_error(
     look: Look,
-    tables: np.ndarray,
+    prior: TrainingPrior,
     widths: np.ndarray,
     log_sd: Callable[[Theta], Array],
     key: Key,
@@ -72,8 +73,8 @@ def efficient_error(
 
     Args:
         look: at the problem.
-        tables: of training values, (p, t), at equal distances in standard deviations.
-        widths: of these ranges in standard deviations.
+        prior: what is trained on.
+        widths: of its ranges in standard deviations.
         log_sd: logarithm of the error to expect of y.
         key: for simulations.
 
@@ -85,7 +86,7 @@ def efficient_error(
         return LikelihoodUse(None, "")
     if look.ranges.whole:
         return LikelihoodUse(None, "theta is of whole numbers")
-    line = _Line(look, tables, widths)
+    line = _Line(look, prior, widths)
     try:
         jax.eval_shape(line.scores, *_shapes(problem))
         jax.eval_shape(line.slopes, _shapes(problem)[0])
@@ -166,9 +167,9 @@ def _wrong(
 class _Line:
     """Coordinates of theta in standard deviations, from the lower end of what is trained on."""
 
-    def __init__(self, look: Look, tables: np.ndarray, widths: np.ndarray) -> None:
-        self.problem, self.look = look.problem, look
-        self.coordinates = look.ranges.coordinates
+    def __init__(self, look: Look, prior: TrainingPrior, widths: np.ndarray) -> None:
+        self.problem, self.look, self.prior = look.problem, look, prior
+        self.coordinates, tables = look.ranges.coordinates, np.asarray(prior.tables, np.float64)
         as_array = lambda part: jnp.asarray(part, jnp.result_type(float))  # noqa: E731
         step = widths / (tables.shape[1] - 1)
         self.tables, self.widths = as_array(tables), as_array(widths)
@@ -182,11 +183,7 @@ class _Line:
         return np.stack([np.interp(at / width, grid, table) for at, width, table in columns], 1)
 
     def place_of(self, theta: Theta) -> Float[Array, " p"]:
-        grid = jnp.linspace(0.0, 1.0, self.tables.shape[1])
-        share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
-            self.coordinates.from_theta(theta), self.tables
-        )
-        return share * self.widths
+        return (self.prior.places(theta) + 1) / 2 * self.widths
 
     def scores(self, theta: Theta, x: Measurement) -> Float[Array, " p"]:
         """The derivative of the log-likelihood at the theta of one measurement."""

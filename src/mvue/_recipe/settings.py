@@ -138,6 +138,51 @@ class BaselineSettings(Settings):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
+class MinimumDistanceSettings(Settings):
+    """The start by minimum distance, which is tried where the linear one is poor."""
+
+    used: bool = setting(True)
+    """Whether it is."""
+    most_coordinates: int = setting(8)
+    """Of theta, up to which it is tried."""
+    pieces: int = setting(32, least=2)
+    """Pieces of simulations, of the size of those of the baseline, that the mean is fitted to."""
+    directions: int = setting(128)
+    """Combinations of summaries that are compared: those whose mean changes most with theta, in
+    units of their noise."""
+    largest_whitened: int = setting(1024)
+    """Summaries whose noise is made even; of more, those with most signal."""
+    least_noise: float = setting(1e-6)
+    """Share of the largest variance of a combination, below which it may be rounding."""
+    degree: int = setting(6)
+    """Of polynomials of each coordinate in the mean."""
+    waves: int = setting(64)
+    """Plane waves that are added at a time."""
+    most_waves: int = setting(384)
+    """In all."""
+    candidates: int = setting(2048)
+    """Waves that they are chosen from, by how much of the mean they explain."""
+    seen: int = setting(8192)
+    """Values of theta that are looked at for that."""
+    finest_wave: float = setting(4.0)
+    """Standard deviations within which the mean may change."""
+    ridge: float = setting(1e-6)
+    """Of the least squares."""
+    exact: float = setting(1e-3)
+    """Squared error of the mean, over the variance of its noise, at which no more are added."""
+    gain: float = setting(0.9, most=1.0)
+    """Share of it that may be left by the waves last added, for more to be tried."""
+    codes: int = setting(2048)
+    """Values of theta of which the nearest one is the first estimate."""
+    farthest_step: float = setting(15.0)
+    """Standard deviations that a step of Gauss and Newton may go."""
+    good: float = setting(1.1, least=0.0)
+    """Squared error over the expected one, up to which stages have little left to learn."""
+    usable: float = setting(10.0)
+    """The same, up to which stages start from it."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class NetworkSettings(Settings):
     """The default network."""
 
@@ -155,7 +200,9 @@ class NetworkSettings(Settings):
     """Squared error of the start in closed form, over the expected one, up to which a network that
     corrects it will do; a worse start gives way to stages of learned Fisher scoring."""
     stages: int = setting(3)
-    """Of learned Fisher scoring."""
+    """Of learned Fisher scoring, after a first estimate that is learned."""
+    later_stages: int = setting(2)
+    """The same after one by minimum distance."""
     rank: int = setting(64)
     """Products of a summary and a coefficient in each of them."""
     first_width: int = setting(128)
@@ -166,8 +213,8 @@ class NetworkSettings(Settings):
     """Nuisance parameters that are estimated on the way."""
     finest_wave: float = setting(4.0)
     """Standard deviations within which coefficients may change."""
-    most_octaves: int = setting(7, least=0)
-    """Of sines of an estimate that coefficients are made from."""
+    waves: int = setting(64, least=0)
+    """Sines of the estimates that coefficients are made from."""
     excess_degree: int = setting(6)
     """Of the polynomials that tell where errors are larger than expected."""
     excess_layers: int = setting(24, least=0)
@@ -182,8 +229,14 @@ class ScheduleSettings(Settings):
     """Updates."""
     corrected_steps: int = setting(2_000)
     """The same of a default network that corrects an estimate in closed form."""
+    nearest_steps: int = setting(1_000)
+    """The same of stages that start from a good estimate by minimum distance."""
+    started_steps: int = setting(3_000)
+    """The same of stages that start from a fair one."""
     batch_size: int = setting(128)
     """N, units in a batch."""
+    nearest_batch_size: int = setting(64)
+    """The same for stages that start from a good estimate by minimum distance."""
     repeats: int = setting(8)
     """M, measurements of each unit."""
     anchors: int = setting(6, least=0)
@@ -320,6 +373,7 @@ class Recipe(Settings):
     Summaries = SummariesSettings
     Likelihood = LikelihoodSettings
     Baseline = BaselineSettings
+    MinimumDistance = MinimumDistanceSettings
     Network = NetworkSettings
     Schedule = ScheduleSettings
     ControlVariate = ControlVariateSettings
@@ -340,6 +394,10 @@ class Recipe(Settings):
     """What a likelihood is used for."""
     baseline: BaselineSettings = dataclasses.field(default_factory=BaselineSettings)
     """The estimate in closed form that it corrects."""
+    minimum_distance: MinimumDistanceSettings = dataclasses.field(
+        default_factory=MinimumDistanceSettings
+    )
+    """Another one, by minimum distance, where that is poor."""
     network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)
     """The sizes of the default network."""
     schedule: ScheduleSettings = dataclasses.field(default_factory=ScheduleSettings)

@@ -14,12 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.checks import describe_shapes
-from .._core.coordinates import Coordinates
 from .._core.keys import host_random, key_for, several
 from .._core.problem import Draw, Problem
 from .._core.ranges import ranges_of
@@ -36,6 +34,7 @@ from .efficient import EfficientError, efficient_error
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
+from .training_prior import TrainingPrior
 
 LARGEST_PILOT = 2**26  # numbers simulated at first
 FEWEST_STEPS = 1000  # numbers in a range, below which rounding hides what is measured
@@ -51,21 +50,6 @@ class Range:
     training: tuple[float, float]
     width: float
     """The training range in standard deviations."""
-
-
-class TrainingPrior:
-    """Independent coordinates of theta, drawn from tables of equally likely steps."""
-
-    def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
-        self.coordinates, self.tables = coordinates, jnp.asarray(tables, jnp.result_type(float))
-
-    def sample(self, key: Key) -> Theta:
-        """One theta."""
-        p, size = self.tables.shape
-        place = jr.uniform(key, (p,)) * (size - 1)
-        grid = jnp.arange(size, dtype=place.dtype)
-        values = jax.vmap(lambda at, table: jnp.interp(at, grid, table))(place, self.tables)
-        return self.coordinates.to_theta(values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,7 +168,7 @@ def survey(
             zip(found.coordinates.names, widths.tolist(), strict=True)
         )
     )
-    use = efficient_error(look, tables, widths, log_sd, keys[5])
+    use = efficient_error(look, prior, widths, log_sd, keys[5])
     about_likelihood = f"; the likelihood is not used: {use.note}" if use.note else ""
     note = f"drawn evenly in standard deviations{about_layout}{about_likelihood}"
     parts = prior, log_sd, ranges, statistics, pilot, layout, recipe, note, use.error
@@ -326,11 +310,7 @@ def _expected_error(
     spans = jnp.asarray(widths, jnp.result_type(float))
 
     def place_of(theta: Theta) -> Array:
-        grid = jnp.linspace(0.0, 1.0, last + 1)
-        share = jax.vmap(lambda value, table: jnp.interp(value, table, grid))(
-            coordinates.from_theta(theta), prior.tables
-        )
-        return share * spans
+        return (prior.places(theta) + 1) / 2 * spans
 
     if p == 1:
         return lambda theta: of_theta(place_of(theta))

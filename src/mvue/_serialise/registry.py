@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
@@ -33,6 +34,8 @@ class Entry(NamedTuple):
     """The fields of an instance, where these are not its attributes."""
     built: Callable[[dict[str, Any]], Any] | None = None
     """An instance with given fields, where setting attributes is not enough; checks them first."""
+    methods: frozenset[str] = frozenset()
+    """Of a class, the methods of one measurement that may stand for a function."""
 
     def take(self, value: Any) -> dict[str, Any]:
         """The fields of an instance."""
@@ -85,6 +88,7 @@ def register(
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
     renamed: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
 ) -> T: ...
 @overload
 def register(
@@ -94,6 +98,7 @@ def register(
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
     renamed: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
 ) -> Callable[[T], T]: ...
 def register(
     target: Any = None,
@@ -102,6 +107,7 @@ def register(
     fields: Sequence[str] | None = None,
     check: Callable[[Any], None] | None = None,
     renamed: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
 ) -> Any:
     """Let a class or a function of your own stand in model files; a decorator.
 
@@ -119,10 +125,15 @@ def register(
             ValueError if its arrays do not fit together. For classes that make more of their
             arrays than the size of a file allows.
         renamed: names that fields had when older files were saved, and their present names.
+        methods: of a class, the methods that files may use as functions of one measurement, such
+            as ``summary`` where a network is given ``table.summary``. Files can name no others.
     """
     if target is None:
-        return lambda later: register(later, name=name, fields=fields, check=check, renamed=renamed)
+        return functools.partial(
+            register, name=name, fields=fields, check=check, renamed=renamed, methods=methods
+        )
     kept = _fields_of(target, fields)
+    _check_methods(target, methods)
     name = name or _public_name(target)
     known = _BY_NAME.get(name)
     if (
@@ -135,7 +146,9 @@ def register(
         )
     partial = fields is not None
     defaults = {} if partial else _defaults_of(target)
-    entry = Entry(name, target, kept, partial, check, renamed or {}, defaults)
+    entry = Entry(
+        name, target, kept, partial, check, renamed or {}, defaults, methods=frozenset(methods)
+    )
     _BY_NAME[name] = entry
     _BY_TARGET.setdefault(id(target), entry)
     return target
@@ -195,6 +208,14 @@ def _fields_of(target: Any, fields: Sequence[str] | None) -> tuple[str, ...] | N
         f"target must be an Equinox module, a dataclass, a named tuple, an enumeration or a "
         f"function, got the class {target.__name__}: say with fields= which attributes to save"
     )
+
+
+def _check_methods(target: Any, methods: Sequence[str]) -> None:
+    if isinstance(methods, str):
+        raise TypeError(f"methods must be a sequence of names, got the string {methods!r}")
+    for method in methods:
+        if not inspect.isclass(target) or not inspect.isfunction(getattr(target, method, None)):
+            raise ValueError(f"methods must be names of methods of {target!r}, got {method!r}")
 
 
 def _defaults_of(target: Any) -> dict[str, Any]:

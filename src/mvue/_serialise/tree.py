@@ -2,7 +2,8 @@
 
 Numbers, strings, booleans and None stand for themselves and lists for lists; everything else is an
 object with a key that says what it is. Classes and functions are looked up in the registry:
-nothing is imported, called or evaluated because a file says so.
+nothing is imported, called or evaluated because a file says so. Of objects, only those methods can
+be named that were registered as functions of one measurement.
 """
 
 import functools
@@ -20,6 +21,8 @@ from .registry import Entry, entry_of, named
 
 DEEPEST = 64
 MOST_NODES = 2**16
+MOST_OBJECTS = 2**12
+MOST_BUILT = 2**8  # objects of other libraries, which take a thousand times as long to make
 LARGEST_INTEGER = 2**63
 DTYPES = frozenset(
     (
@@ -88,9 +91,8 @@ class Encoder:
                 return {"type": entry.name, "fields": {"value": self.node(value.value, path)}}
             return self._instance(entry, value, path)
         entry = entry_of(value)
-        if entry is not None:
-            key = "class" if inspect.isclass(value) else "function"
-            return {key: entry.name}
+        if entry is not None and not inspect.isclass(value):
+            return {"function": entry.name}
         if isinstance(value, functools.partial):
             return {
                 "partial": self.node(value.func, f"{path}.func"),
@@ -101,8 +103,13 @@ class Encoder:
         if isinstance(value, types.MethodType):
             name, owner = value.__func__.__name__, _defining_class(value)
             entry = entry_of(owner)
-            if entry is not None and _public_method(entry, name):
+            if entry is not None and name in entry.methods:
                 return {"method": name, "of": self._instance(entry, value.__self__, path)}
+            if entry is not None:
+                raise UnsavableError(
+                    f"{path} is {_described(value)}, which is not among the methods= with which "
+                    "the class was registered"
+                )
         raise UnsavableError(f"{path} is {_described(value)}")
 
     def _instance(self, entry: Entry, value: Any, path: str) -> Node:
@@ -141,7 +148,7 @@ class Decoder:
 
     def __init__(self, tensors: dict[str, np.ndarray]) -> None:
         self.tensors = dict(tensors)
-        self.nodes = 0
+        self.nodes = self.objects = self.built = 0
 
     def value(self, node: Node, depth: int = 0) -> Any:
         """What a description stands for."""
@@ -219,6 +226,10 @@ class Decoder:
                 f"its {entry.name} has other fields than that of this version: "
                 f"{_brief(sorted(wrong))}"
             )
+        self.objects += 1
+        self.built += entry.built is not None
+        if self.objects > MOST_OBJECTS or self.built > MOST_BUILT:
+            raise BrokenTreeError(f"it has too many objects like {entry.name}")
         fields = {name: self.value(child, depth) for name, child in given.items()}
         try:
             return entry.make(fields)
@@ -226,10 +237,9 @@ class Decoder:
             raise BrokenTreeError(f"it has a {entry.name} that cannot be: {error}") from error
 
     def _function(self, node: Node, _: int) -> Any:
-        (key,) = node
-        entry = _entry(node[key])
-        if inspect.isclass(entry.target) != (key == "class"):
-            raise BrokenTreeError(f"{entry.name} is not a {key}")
+        entry = _entry(node["function"])
+        if inspect.isclass(entry.target):
+            raise BrokenTreeError(f"{entry.name} is not a function")
         return entry.target
 
     def _partial(self, node: Node, depth: int) -> Any:
@@ -244,8 +254,8 @@ class Decoder:
     def _method(self, node: Node, depth: int) -> Any:
         owner, name = self.value(node["of"], depth), node["method"]
         entry = entry_of(type(owner))
-        if entry is None or not _public_method(entry, name):
-            raise BrokenTreeError(f"it has no method {_brief(name)}")
+        if entry is None or not isinstance(name, str) or name not in entry.methods:
+            raise BrokenTreeError(f"it has the method {_brief(name)}, which files may not name")
         return getattr(owner, name)
 
     def _strings(self, node: Node, _: int) -> np.ndarray:
@@ -286,7 +296,7 @@ class Decoder:
                 f"it was made in double precision, and {name} is {array.dtype}: call "
                 "jax.config.update('jax_enable_x64', True) before loading it"
             )
-        return jnp.asarray(array)
+        return jax.device_put(array)  # jnp.asarray would compile a copy for each shape
 
     _BUILDERS = tuple(
         (needed[0], (set(needed), set(needed) | set(more)), build)
@@ -297,7 +307,6 @@ class Decoder:
             (("dict",), (), _dict),
             (("float",), (), _float),
             (("function",), (), _function),
-            (("class",), (), _function),
             (("items",), (), _items),
             (("strings", "shape", "object"), (), _strings),
             (("objects", "shape"), (), _object_array),
@@ -333,12 +342,6 @@ def _defining_class(method: types.MethodType) -> type | None:
     """Where a method was defined: a class whose fields are all that it needs."""
     name = method.__func__.__name__
     return next((cls for cls in type(method.__self__).__mro__ if name in vars(cls)), None)
-
-
-def _public_method(entry: Entry, name: Any) -> bool:
-    """Whether a class itself defines a method and shows it."""
-    public = isinstance(name, str) and not name.startswith("_")
-    return public and isinstance(vars(entry.target).get(name), types.FunctionType)
 
 
 def _described(value: Any) -> str:

@@ -43,7 +43,7 @@ class SummariesSettings(Settings):
     """Statistics given by hand whose sums are estimates themselves (one over the mean, ratios,
     inverses, products, the mean in units of the noise), for the baseline. Without them the
     baseline and the network have means, moments, sorted values and logarithms."""
-    largest_sorted: int = setting(32, least=2)
+    largest_sorted: int = setting(32, least=2, most=1024)
     """Sorted values of a set of scalars; larger sets are seen by so many quantiles."""
     fewest_ordered: int = setting(8, least=2)
     """Numbers along an axis for it to be a series or a side of an image; fewer are a vector."""
@@ -54,12 +54,12 @@ class SummariesSettings(Settings):
     components that change with theta on average are: the signal subspace of a pilot."""
     components: int = setting(128, least=1)
     """At most so many of these."""
-    lags: int = setting(12, least=0)
+    lags: int = setting(12, least=0, most=1024)
     """Of a series, up to which lag products of neighbours are statistics: for Gaussian series the
     score is linear in them."""
-    size_lags: int = setting(4, least=0)
+    size_lags: int = setting(4, least=0, most=1024)
     """The same for absolute values, which tell how the variance of a series changes."""
-    grid_lags: int = setting(4, least=0)
+    grid_lags: int = setting(4, least=0, most=64)
     """Of an image, the same along both axes."""
     largest_lagged: int = setting(1024)
     """Numbers of a series or image with all of these lags; larger ones have half of them, and
@@ -67,26 +67,26 @@ class SummariesSettings(Settings):
     fewest_spectrum: int = setting(64, least=8)
     """Samples of a series whose power spectrum, in bands, is a statistic: in the approximation of
     Whittle the score is linear in it."""
-    bands: int = setting(24)
+    bands: int = setting(24, most=128)
     """Of the spectrum: so many of equal ratios, and so many of equal widths."""
-    marginal_quantiles: int = setting(9, least=2)
+    marginal_quantiles: int = setting(9, least=2, most=1024)
     """Of the numbers of a series or image, for what is not Gaussian."""
     offset: float = setting(8.0)
     """Standard deviations from zero at which a measurement lies far off: its distance to the
     typical value is what is seen."""
-    largest_quadratic: int = setting(24, least=0)
+    largest_quadratic: int = setting(24, least=0, most=512)
     """Numbers of x of which all products are statistics."""
-    largest_quartic: int = setting(3, least=0)
+    largest_quartic: int = setting(3, least=0, most=64)
     """Components of set elements of which products of products are statistics."""
-    largest_inverse: int = setting(8, least=0)
+    largest_inverse: int = setting(8, least=0, most=512)
     """The same for inverses, and for all that is about the mean."""
-    largest_parts: int = setting(4, least=0)
+    largest_parts: int = setting(4, least=0, most=64)
     """Sets of scalars of whose statistics products are statistics."""
     fewest_axes: int = setting(3)
     """Components of set elements with powers along principal directions: of two there are all."""
     largest_axes: int = setting(64, least=0)
     """Beyond that, the directions of a pilot are noise."""
-    largest_pairs: int = setting(40)
+    largest_pairs: int = setting(40, most=512)
     """Components of set elements, of which all products are statistics."""
     fewest_inverse: int = setting(6, least=2)
     """Numbers of whose variance the inverse is a statistic: of fewer it has no variance."""

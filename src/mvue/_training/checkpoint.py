@@ -7,10 +7,11 @@ of the same identity.
 
 import json
 import logging
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from jaxtyping import PyTree
 
 from .._runtime.devices import agreed, from_first, is_first_process
 from .._runtime.digest import arrays_digest
+from .._runtime.locks import FolderInUseError, only_one
 from ..exceptions import CheckpointError, CheckpointWarning
 
 KEEP = 3
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""In the names of folders that Orbax is still writing."""
 
 
 class Checkpoints:
@@ -44,6 +48,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint must be a folder, got the file {self.directory}")
         self.identity = identity
         self._manager: Any = None
+        self._lock = ExitStack()
         if not is_first_process():
             return  # one process writes for all
         try:
@@ -51,6 +56,14 @@ class Checkpoints:
             tempfile.TemporaryFile(dir=self.directory).close()
         except OSError as error:
             raise CheckpointError(f"checkpoint must be a folder to write in: {error}") from error
+        try:
+            self._lock.enter_context(only_one(self.directory))
+        except FolderInUseError as error:
+            raise CheckpointError(
+                f"checkpoint {self.directory} is in use: {error}. Wait until it has finished, or "
+                "choose another folder"
+            ) from None
+        self._remove_unfinished()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
             enable_async_checkpointing=False,
@@ -91,6 +104,13 @@ class Checkpoints:
         Args:
             like: a state of the same structure.
         """
+        try:
+            return self._restored(like)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restored(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         found, error = None, None
         if self._manager is not None:
             try:
@@ -151,11 +171,18 @@ class Checkpoints:
         with _quiet():
             self._manager.reload()
 
+    def _remove_unfinished(self) -> None:
+        """Remove what a process has left that was killed while it saved."""
+        for folder in self.directory.glob(f"*{UNFINISHED}*"):
+            if folder.name.partition(".")[0].isdigit():
+                shutil.rmtree(folder, ignore_errors=True)
+
     def close(self) -> None:
-        """Finish writing."""
+        """Finish writing, and let others use the folder."""
         if self._manager is not None:
             with _quiet():
                 self._manager.close()
+        self._lock.close()
 
     def _restore(self, step: int, **items: Any) -> Any:
         with warnings.catch_warnings(), _quiet():

@@ -22,7 +22,7 @@ from .._core.theta import theta_vector
 from .._core.types import Key, Theta
 from .._numerics.polynomials import layer_values, layers_of, legendre
 from .._recipe.settings import ControlVariateSettings
-from .._recipe.survey import TrainingPrior
+from .._recipe.training_prior import TrainingPrior
 from ..losses._functions import unit_squared_bias
 
 

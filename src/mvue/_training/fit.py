@@ -21,10 +21,10 @@ from .._core.sampling import Simulations, pilot_draw
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._data.simulated import SimulatedData
+from .._default.description import describe_estimator
+from .._default.network import default_network
 from .._finish.calibration import calibrate
 from .._finish.verdict import Judgement, judge
-from .._recipe.description import describe_estimator
-from .._recipe.network import default_network
 from .._recipe.settings import Recipe, checked_recipe
 from .._recipe.survey import Survey, survey
 from .._runtime.devices import mesh_for
@@ -201,13 +201,15 @@ def fit(
         if not made.improvable:
             # By what is reached the result is judged, for no estimator was seen to do better.
             seen = seen.with_errors(np.maximum(made.start, 1.0).tolist())
-        if places is None and not correction and "steps" not in said:
-            steps = numbers.corrected_steps
+        if "steps" not in said and not correction:
+            steps = made.steps(numbers)
             schedule = schedule._replace(steps=steps)
         if places is not None:
             batch_size = batch_size if "batch_size" in said else numbers.scoring_batch_size
             fewest = max(numbers.scoring_repeats, loss.min_repeats)
             repeats = repeats if "repeats" in said else fewest
+        elif made.is_nearest and "batch_size" not in said:
+            batch_size = numbers.nearest_batch_size
     if baseline is not None:
         network = WithBaseline(Given(baseline), network)
     control = None

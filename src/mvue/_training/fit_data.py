@@ -19,8 +19,8 @@ from .._core.keys import host_random, key_for
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats, penalised_units
 from .._data.simulated import SimulatedData
+from .._default.description import describe_estimator
 from .._finish.input_range import trained_on_rows
-from .._recipe.description import describe_estimator
 from .._runtime.devices import mesh_for
 from .._runtime.digest import arrays_digest
 from .._runtime.progress import progress_for

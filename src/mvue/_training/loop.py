@@ -8,6 +8,7 @@ into other pieces, or stopped and resumed, ends with the same bits.
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -184,6 +185,7 @@ def train(
     outcome = _outcome(state, history, steps, schedule.patience)
     stop = 0
     with (
+        nullcontext() if checkpoints is None else closing(checkpoints),
         stop_signals() as stop_signal,
         progress.stage("training", steps, int(state.step)) as advance,
     ):
@@ -238,8 +240,6 @@ def train(
                 saved = time.perf_counter()
             if failing:
                 raise failing
-    if checkpoints is not None:
-        checkpoints.close()
     if stop == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)  # what there is has been saved: now do as asked
 
@@ -287,7 +287,8 @@ def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:
 
 def refuse_tracing(key: Key) -> None:
     """Training decides on the host; it cannot be part of a compiled function."""
-    if isinstance(key, Tracer):
+    # Inside of a traced function all that is made is a tracer, also if the key comes from outside.
+    if isinstance(key, Tracer) or isinstance(jnp.zeros(()), Tracer):
         raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
 
 

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int, PyTree
 from .._core.problem import Draw
 from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key
+from .._default.excess import ExcessSums
+from .._default.scoring import Places, robust_loss, robust_share
 from .._recipe.efficient import EfficientError
-from .._recipe.excess import ExcessSums
-from .._recipe.scoring import Places, robust_loss, robust_share
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
 from ..losses._functions import unit_squared_bias

@@ -5,9 +5,12 @@ import enum
 import functools
 from typing import Any
 
+import jax
+import jax.random as jr
 import numpy as np
 
 from .._core.estimators import Carrier, MeasurementSpec
+from .._core.keys import key_for
 from .._core.problem import Problem
 from .._core.types import Estimator, Measurement
 from .._display.tables import labelled_html, labelled_text
@@ -15,6 +18,8 @@ from .._finish.input_range import TrainedOn, trained_on_problem
 from .._finish.verdict import Verdict
 from .._recipe.survey import Survey
 from .._serialise.registry import register
+
+RANGE_DRAWS = 2**12
 
 
 @register(name="mvue.Outcome")
@@ -113,6 +118,16 @@ class Fit(Carrier):
         if self.problem is None:
             return self.trained_on
         return trained_on_problem(self.problem)
+
+    @property
+    def y_range(self) -> np.ndarray | None:
+        """The smallest and the largest y of training, (2, d), where known."""
+        problem = self.problem
+        if problem is None:
+            return None if self.trained_on is None else self.trained_on.y_range
+        keys = jr.split(key_for("save", jr.key(0)), RANGE_DRAWS)
+        y = np.asarray(jax.vmap(lambda key: problem.y_of(problem.sample_prior(key)))(keys))
+        return np.stack([y.min(axis=0), y.max(axis=0)]).astype(np.float64)
 
     def _strange(self, piece: Measurement) -> np.ndarray:
         known = self.range_trained_on

@@ -12,10 +12,11 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from .._assessment.certificate import BiasLimit, Decision
 from .._core.checks import describe_shapes
 from .._core.problem import Problem
 from .._models.model import Model
-from .._models.save import load
+from .._models.save import load, save
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
 from .data_files import KINDS, read_pieces, to_measurements, writing
@@ -23,6 +24,8 @@ from .data_files import KINDS, read_pieces, to_measurements, writing
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_OUTSIDE = 3
+EXIT_OF = {Decision.PASS: 0, Decision.FAIL: 1, Decision.UNDECIDED: 2}
+CERTIFY_REPEATS = 1_000_000
 CODES = "Exit codes: 0 done, 1 a file cannot be read, used or written, 2 wrong arguments"
 
 ModelPath = Annotated[
@@ -36,7 +39,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(epilog=f"{CODES}.")(info)
     outside = f"{EXIT_OUTSIDE} with --strict, some rows are unlike those of training"
     app.command(epilog=f"{CODES}, {outside}.")(predict)
-    app.command(epilog=f"{CODES}.")(assess)
+    decided = "with --certify: 0 pass, 1 fail, 2 undecided, so that only a pass is 0"
+    app.command(epilog=f"{CODES}; {decided}.")(assess)
     app.command(epilog=f"{CODES}.")(export)
 
 
@@ -139,7 +143,29 @@ def assess(
             "module.",
         ),
     ],
-    repeats: Annotated[int, typer.Option(min=2, help="Measurements at each value.")] = 10_000,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Measurements at each value; with --certify, the most.",
+            show_default="10000, with --certify 1000000",
+        ),
+    ] = None,
+    certify: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Decide whether |bias|/sd is at most LIMIT at every value, such as 0.05; "
+            "simulates until that is decided.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Of the answer to --certify.", show_default="0.95"),
+    ] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Keep the answer to --certify in the model file.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write a report: .html or .json.")] = None,
     as_json: AsJSON = False,
@@ -152,6 +178,8 @@ def assess(
 
     from .._assessment.assess import assess as measure
 
+    until = _limit(certify, confidence, store)
+    repeats = repeats or (10_000 if until is None else CERTIFY_REPEATS)
     if out is not None and out.suffix not in (".html", ".json"):
         _fail(f"--out must end in .html or .json, got {out.name}", EXIT_USAGE)
     found = _problem(problem)
@@ -163,10 +191,29 @@ def assess(
                 f"the model is for measurements of {describe_shapes(loaded.x)}, the problem "
                 f"simulates {describe_shapes(x)}"
             )
-        report = measure({model.stem: loaded}, found, repeats=repeats, key=jr.key(seed))
+        estimator = {model.stem: loaded}
+        report = measure(estimator, found, repeats=repeats, until=until, key=jr.key(seed))
+        if store:
+            save(loaded, model, assessment=report)
         if out is not None:
             (report.to_json if out.suffix == ".json" else report.to_html)(out)
     typer.echo(report.to_json() if as_json else str(report))
+    for certificate in report.certificates.values():
+        raise typer.Exit(EXIT_OF[certificate.decision])
+
+
+def _limit(certify: float | None, confidence: float | None, store: bool) -> BiasLimit | None:
+    """What to certify, if anything."""
+    if certify is None:
+        if confidence is not None or store:
+            given = "--store" if confidence is None else "--confidence"
+            _fail(f"{given} is about a certificate: give --certify LIMIT, too", EXIT_USAGE)
+        return None
+    try:
+        return BiasLimit(certify, BiasLimit.confidence if confidence is None else confidence)
+    except ValueError as error:
+        message = str(error).replace("max_bias_over_sd", "--certify")
+        _fail(message.replace("confidence must", "--confidence must"), EXIT_USAGE)
 
 
 def export(
@@ -206,6 +253,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "y_range": None if known is None or known.y_range is None else known.y_range.tolist(),
         "training": model.training,
         "assessment": model.assessment,
+        "certificate": model.certificate,
         "versions": model.versions,
     }
 

@@ -16,6 +16,7 @@ import jax.random as jr
 import mvue
 
 from .._display.pages import Section, write_json, write_page
+from .._serialise.files import opened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -175,7 +176,8 @@ class Experiment:
         figures.mkdir(exist_ok=True)
         for name, figure in found.figures.items():
             for kind in ("png", "svg"):
-                figure.savefig(figures / f"{name}.{kind}")
+                with opened(figures / f"{name}.{kind}") as stream:
+                    figure.savefig(stream, format=kind)
         facts = {
             "experiment": self.name,
             "preset": preset,

@@ -100,11 +100,16 @@ def mean_and_deviation(values: Any, resolution: float = SINGLE) -> tuple[Any, An
     """Means and standard deviations along the first axis, of NumPy or JAX arrays.
 
     A deviation that is no more than the rounding of the mean is zero: it carries no information.
+    Squares are those of numbers about one, lest they overflow or vanish: a power of two is taken
+    out first, which changes no digit.
     """
     xp = jnp if isinstance(values, jax.Array) else np
-    mean, deviation = xp.mean(values, axis=0), xp.std(values, axis=0)
+    power = xp.frexp(xp.max(xp.abs(values), axis=0, initial=0.0))[1]
+    small = xp.ldexp(values, -power[None])
+    mean, deviation = xp.mean(small, axis=0), xp.std(small, axis=0)
     rounding = resolution * xp.abs(mean) + xp.finfo(values.dtype).tiny
-    return mean, xp.where(deviation > rounding, deviation, 0.0)
+    deviation = xp.where(deviation > rounding, deviation, 0.0)
+    return xp.ldexp(mean, power), xp.ldexp(deviation, power)
 
 
 def _whitening(values: Float[Array, "n p"]) -> Affine:

@@ -31,7 +31,8 @@ BEACONS = np.array(
     fields=(
         *("n", "beacons", "low", "high", "power", "exponent", "shadowing", "threshold", "missing"),
         "height",
-    )
+    ),
+    methods=("sufficient", "centroid"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class RSSIRoom:

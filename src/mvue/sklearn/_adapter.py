@@ -65,7 +65,7 @@ class ScikitLearnFront(Front):
             y_range = natural_units(self.estimator, y_units.natural(seen.y_range))
             return TrainedOn(seen.names, x, inputs, y_range)
         inputs = None
-        if hasattr(regressor, "moments_"):
+        if hasattr(regressor, "moments_") and regressor._powers is None:
             moments = regressor.moments_.summary()
             variance = np.diag(moments.scatter_xx) / moments.weight
             inputs = InputRange.of_moments(moments.mean_x, variance)

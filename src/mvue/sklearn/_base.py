@@ -8,13 +8,67 @@ from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from .._data.units import group_rows
+from .._linear.grouped_moments import MomentSummary
+from .._serialise.registry import register
+
+UNUSUAL = 1e-100
+"""Sums of squares below this, or above one over it, are of columns that are looked at."""
+STEP = 256
+"""Powers of two are multiples of this: the usual sizes have none, and pieces of the same data have
+the same. Squares of what is left are in range."""
+
+
+@register(name="mvue.sklearn.Powers")
+class Powers(NamedTuple):
+    """Powers of two of the units in which columns have numbers about one, where others are used.
+
+    Moments are of squares: those of columns that are too small or too large for that vanish or
+    overflow. To multiply by a power of two changes no digit.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    @classmethod
+    def of(cls, X: np.ndarray, y: np.ndarray) -> "Powers | None":
+        """Those of data; None if all columns can be squared as they are."""
+        x_power, y_power = _powers_of(X), _powers_of(y)
+        # One for all of y: its components are compared with each other.
+        y_power = np.full_like(y_power, y_power[np.abs(y_power).argmax()])
+        return cls(x_power, y_power) if x_power.any() or y_power.any() else None
+
+    def scaled(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Data in these units."""
+        return np.ldexp(X, -self.x), np.ldexp(y, -self.y)
+
+
+def same_powers(one: Powers | None, other: Powers | None) -> bool:
+    """Whether moments are in the same units."""
+    if one is None or other is None:
+        return one is other
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def has_usual_squares(moments: MomentSummary) -> bool:
+    """Whether no column can be too small or too large to be squared."""
+    squares = np.diag(moments.scatter_xx), np.diag(moments.scatter_yy)
+    return all(((each > UNUSUAL) & (each < 1 / UNUSUAL)).all() for each in squares)
+
+
+def _powers_of(columns: np.ndarray) -> np.ndarray:
+    largest = np.maximum(columns.max(axis=0), -columns.min(axis=0)).astype(np.float64)
+    power = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
+    return STEP * np.rint(power / STEP).astype(int)
 
 
 class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """What all linear estimators share once they have coefficients."""
 
+    _powers: Powers | None = None
+    """The units of the moments and of what is fitted to them, where these are not those of X."""
+
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients, shape (d, p), and intercept, shape (d,)."""
+        """Coefficients, shape (d, p), and intercept, shape (d,), in the units of the moments."""
         raise NotImplementedError
 
     @property
@@ -22,6 +76,9 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Coefficients, shape (p,) or (d, p)."""
         check_is_fitted(self)
         coefficients, _ = self._fitted()
+        if self._powers is not None:
+            with np.errstate(over="ignore", under="ignore"):
+                coefficients = np.ldexp(coefficients, self._powers.y[:, None] - self._powers.x)
         return coefficients[0] if self._y_is_vector else coefficients
 
     @property
@@ -29,6 +86,8 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Intercept, a number or shape (d,)."""
         check_is_fitted(self)
         _, intercept = self._fitted()
+        if self._powers is not None:
+            intercept = np.ldexp(intercept, self._powers.y)
         return float(intercept[0]) if self._y_is_vector else intercept
 
     def predict(self, X: Any) -> np.ndarray:
@@ -39,7 +98,12 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return X @ self.coef_.T + self.intercept_
+        if self._powers is None:
+            return X @ self.coef_.T + self.intercept_
+        coefficients, intercept = self._fitted()
+        small = np.ldexp(X, -self._powers.x) @ coefficients.T + intercept
+        estimates = np.ldexp(small, self._powers.y)
+        return estimates[:, 0] if self._y_is_vector else estimates
 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, *, reset: bool, least: int

@@ -28,7 +28,7 @@ from .._linear.spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unr
 from .._runtime.processes import failing_together, from_each, own_share
 from .._serialise.registry import register
 from ..exceptions import BiasToleranceWarning
-from ._base import LinearRegressor, Sample
+from ._base import LinearRegressor, Powers, Sample, has_usual_squares, same_powers
 
 DEFAULT_FOLDS = 5
 SHARED_CONSTRAINTS: dict[str, list[Any]] = {
@@ -108,7 +108,7 @@ class LinearBCE(LinearRegressor):
                 exactly equal y are one unit.
         """
         sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
-        self._accumulate(GroupedMoments(self.max_open_units), sample)
+        self._begin(sample)
         self._solve(stacklevel=5)
         return self
 
@@ -130,7 +130,10 @@ class LinearBCE(LinearRegressor):
         """
         first = not hasattr(self, "moments_")
         sample = self._validated(X, y, sample_weight, unit_ids, reset=first, least=1)
-        self._accumulate(GroupedMoments(self.max_open_units) if first else self.moments_, sample)
+        if first:
+            self._begin(sample)
+        else:
+            self._accumulate(self.moments_, sample)
         return self
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -185,8 +188,13 @@ class LinearBCE(LinearRegressor):
                     f"estimators must have the same {what} names to be merged, got {names[0]} and "
                     f"{names[1]}"
                 )
+        if not same_powers(self._powers, other._powers):
+            raise ValueError(
+                "estimators must have seen x and y of about the same sizes to be merged, got some "
+                "that are too large or too small for the units of the other"
+            )
         merged = LinearBCE(**self.get_params())
-        for name in ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector"):
+        for name in _FITTED:
             if hasattr(self, name):
                 setattr(merged, name, getattr(self, name))
         merged.moments_ = self.moments_.merge(other.moments_)
@@ -207,8 +215,27 @@ class LinearBCE(LinearRegressor):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
 
+    def _begin(self, sample: Sample) -> None:
+        """The first rows, which decide in which units moments are."""
+        self._powers = None
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._accumulate(GroupedMoments(self.max_open_units), sample)
+                usual = has_usual_squares(self.moments_.summary())
+        except ValueError:  # perhaps because it is too large to be squared
+            if (powers := Powers.of(sample.X, sample.y)) is None:
+                raise
+        else:  # only if squares are unusual are the numbers looked at, which takes time
+            powers = None if usual else Powers.of(sample.X, sample.y)
+        if powers is not None:
+            self._powers = powers
+            self._accumulate(GroupedMoments(self.max_open_units), sample)
+
     def _accumulate(self, moments: GroupedMoments, sample: Sample) -> None:
-        moments.add(sample.X, sample.y, unit_ids=sample.unit_ids, weights=sample.weights)
+        X, y = sample.X, sample.y
+        if self._powers is not None:
+            X, y = self._powers.scaled(X, y)
+        moments.add(X, y, unit_ids=sample.unit_ids, weights=sample.weights)
         self.moments_ = moments
         self._fit_record: tuple[Any, LinearFit] | None = None
 
@@ -253,7 +280,8 @@ class LinearBCECV(LinearRegressor):
 
     Attributes:
         bias_weight_: the λ that was chosen.
-        path_: a `LinearBCEPath` with all of them.
+        path_: a `LinearBCEPath` with all of them; of columns whose squares overflow or vanish, in
+            units of a power of two.
         coef_: shape (p,) or (d, p).
         intercept_: a number or shape (d,).
         n_features_in_: p.
@@ -299,6 +327,10 @@ class LinearBCECV(LinearRegressor):
             unit_ids: as in `LinearBCE.fit`.
         """
         sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
+        self._powers = Powers.of(sample.X, sample.y)
+        if self._powers is not None:
+            x_scaled, y_scaled = self._powers.scaled(sample.X, sample.y)
+            sample = sample._replace(X=x_scaled, y=y_scaled)
         bias_weights = _checked_bias_weights(self.bias_weights)
         splits, moments = self._splits(sample)
         self.path_ = path_of_splits(
@@ -348,7 +380,7 @@ class LinearBCECV(LinearRegressor):
         return chosen
 
 
-_FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector")
+_FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector", "_powers")
 register(
     LinearBCE,
     fields=(*inspect.signature(LinearBCE).parameters, *_FITTED, "moments_", "_fit_record"),

@@ -255,7 +255,8 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             patience=int(self.n_iter_no_change) if stops else None,
             progress=self.verbose,
         )
-        history, unit = self.fit_.history, float(y_units.scale[0]) ** 2
+        with np.errstate(over="ignore", under="ignore"):
+            history, unit = self.fit_.history, np.square(y_units.scale[0])
         self.n_iter_ = self.fit_.step
         self.loss_curve_ = [unit * value for value in history.get("loss", [])]
         held_out = [unit * value for value in history.get("held_out_loss", [])]

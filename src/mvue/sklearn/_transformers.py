@@ -35,7 +35,8 @@ from .._finish.input_range import InputRange
 from .._serialise.registry import check_shapes, register_built
 
 HIGHEST_DEGREE = 16
-MOST_COLUMNS = 2**24
+MOST_COLUMNS = 2**20
+MOST_PRODUCTS = 2**15  # columns of polynomials
 TABLES = ("pandas", "polars")  # kinds of output other than arrays
 SHARED = ("n_features_in_", "feature_names_in_")
 OLDER = frozenset(  # private attributes in files of earlier versions, which are not needed
@@ -258,7 +259,7 @@ def _polynomial_columns(t: Any) -> int:
         degrees = range(max(start, 1), high + 1)
         terms = (math.comb(p if t.interaction_only else p + k - 1, k) for k in degrees)
         count[start] = sum(terms) + bool(t.include_bias)
-    if getattr(t, "n_output_features_", None) != count[low] or count[0] > MOST_COLUMNS:
+    if getattr(t, "n_output_features_", None) != count[low] or count[0] > MOST_PRODUCTS:
         raise ValueError("the number of columns is not that of the degree")
     return count[low]
 

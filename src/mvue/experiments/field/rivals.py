@@ -67,7 +67,7 @@ def assess_slowly(
         **vars(summarize(found)),
         covariance=found.covariance,
         failures=np.asarray(repeats - found.number, int),
-        prior=PriorAverage(*[float("nan")] * 4, failures=0),
+        prior=PriorAverage.unknown(),
     )
     report = dataclasses.replace(
         like, repeats=repeats, estimators={name: assessment}, squared_errors={}

@@ -19,7 +19,7 @@ def _check(loaded: "LinearCovariance") -> None:
         raise ValueError("basis has more matrices than can be independent")
 
 
-@register(name="mvue.problems.LinearCovariance", check=_check)
+@register(name="mvue.problems.LinearCovariance", check=_check, methods=("masked", "distinct"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearCovariance:
     """Matrices Σ(y) = offset + Σ_k y_k basis_k, and how to read y off a sample covariance."""

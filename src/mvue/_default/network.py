@@ -5,19 +5,25 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.types import Key, Measurement
+from .._recipe.settings import ScheduleSettings
+from .._recipe.survey import Survey
+from .._runtime.jit import jit
 from .._serialise.registry import register
+from .._start.baseline import Baseline, fit_baseline
+from .._start.minimum_distance import fit_minimum_distance
+from .._start.pieces import Pieces, trimmed
+from .._start.plug_in import PlugIn
 from .._summaries.joint import Summaries
 from .._summaries.sets import Statistics
 from ..nn._layers import mlp, nearly_zero
 from ..nn._staged import Staged
-from .baseline import Baseline, PlugIn, fit_baseline
-from .scoring import Places, Scored, places_of, scored_network
-from .survey import Survey
+from .scoring import FirstState, Places, Scored, first_state, places_of, scored_network, y_of_state
 
 
 class ToCorrect(NamedTuple):
@@ -79,6 +85,20 @@ class DefaultNetwork(NamedTuple):
     improvable: bool = True
     """Whether a larger error than expected was seen to leave something to be gained."""
 
+    @property
+    def is_nearest(self) -> bool:
+        """Whether minimum distance comes so near that stages have little left to learn."""
+        return isinstance(self.network, Scored) and self.places is None
+
+    def steps(self, settings: ScheduleSettings) -> int:
+        """Of training, by how much is left to learn."""
+        if isinstance(self.network, Corrected):
+            return settings.corrected_steps
+        if self.is_nearest:
+            return settings.nearest_steps
+        started = isinstance(self.network.first, FirstState)
+        return settings.started_steps if started else settings.steps
+
 
 def default_network(
     problem: Problem, survey: Survey, *, correction: bool = False, key: Key
@@ -95,12 +115,16 @@ def default_network(
         correction: leave the baseline out, for the correction of another one.
         key: for simulations and for the initial weights.
     """
-    baseline_key, inner_key, network_key = several(key, 3)
-    start = fit_baseline(problem, survey, only_plug_in=correction, key=baseline_key)
+    baseline_key, inner_key, network_key, distance_key = several(key, 4)
+    pieces_of = Pieces(problem, survey)
+    start = fit_baseline(pieces_of, survey, only_plug_in=correction, key=baseline_key)
     plug_in, sizes = start.plug_in, survey.recipe.network
     improvable = max(start.explained, default=1.0) > survey.recipe.baseline.improvable
     if not correction and max(start.error) > sizes.good_start and improvable:
         places = places_of(survey, plug_in, sizes)
+        nearest = _nearest(problem, survey, pieces_of, plug_in, places, key=distance_key)
+        if nearest is not None:
+            return nearest
         network = scored_network(survey.statistics, plug_in, places.unit, sizes, key=network_key)
         return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()
@@ -115,3 +139,37 @@ def default_network(
     network = mlp(size, d, sizes.width, sizes.depth, host_random(network_key))
     corrected = Corrected(statistics, plug_in, start.baseline, inner, nearly_zero(network))
     return DefaultNetwork(corrected, None, start.error, improvable)
+
+
+def _nearest(
+    problem: Problem,
+    survey: Survey,
+    pieces_of: Pieces,
+    plug_in: PlugIn,
+    places: Places,
+    *,
+    key: Key,
+) -> DefaultNetwork | None:
+    """Stages that start from minimum distance, where that comes near enough to the truth."""
+    settings, sizes = survey.recipe.minimum_distance, survey.recipe.network
+    widths = [along.width for along in survey.ranges]
+    if not settings.used or not 0 < len(widths) <= settings.most_coordinates:
+        return None
+    fit_key, state_key, network_key, fresh_key = several(key, 4)
+    distance = fit_minimum_distance(pieces_of, plug_in, widths, settings, key=fit_key)
+    first = first_state(distance, problem, places, key=state_key)
+    network = scored_network(survey.statistics, plug_in, places.unit, sizes, first, key=network_key)
+
+    @jit
+    def estimates(plug_in: PlugIn, first: FirstState, inputs: Array) -> Array:
+        def one(inputs: Array) -> Array:
+            return y_of_state(plug_in, first(first.distance(plug_in.inputs(inputs)).place))
+
+        return jax.vmap(jax.vmap(one))(inputs)
+
+    (fresh,) = pieces_of(fresh_key, 1)
+    errors = np.asarray(estimates(plug_in, first, fresh.inputs), np.float64) - fresh.y[:, None, :]
+    error = trimmed(np.mean((errors * np.exp(-fresh.log_sd)[:, None, :]) ** 2, axis=1))
+    if max(error) > settings.usable:
+        return None
+    return DefaultNetwork(network, None if max(error) <= settings.good else places, error)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from mvue._recipe.excess import excess_model
+from mvue._default.excess import excess_model
 
 UNITS = (0.1, 0.2)
 REPEATS = 2

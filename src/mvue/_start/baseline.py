@@ -9,74 +9,27 @@ nearly the answer.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.keys import host_random, several
-from .._core.problem import Problem
-from .._core.sampling import finite_units
 from .._core.types import Key
 from .._linear.spectrum import clipped_coefficients
+from .._recipe.settings import BaselineSettings
+from .._recipe.survey import Survey
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
-from .settings import BaselineSettings
-from .survey import Survey, unit_scale
+from .pieces import Piece, Pieces, trimmed
+from .plug_in import PlugIn, as_array, fit_plug_in, scaled, scaling_of
 
 MUCH_BETTER = 0.9  # share of the squared error that is left
 FAR = 5.0  # expected errors: larger ones do not count for more
-FARTHEST = 1e12  # standard deviations; larger numbers may be infinite
-
-
-@register(name="mvue.PlugIn")
-class PlugIn(Frozen):
-    """y and its standard deviation from statistics of x, by regression with random features."""
-
-    scaling: Affine
-    hidden: Float[Array, "p h"]
-    offsets: Float[Array, " h"]
-    readout: Float[Array, "q d"]
-    """To y in a scale in which its standard deviation is one."""
-    log_sd_readout: Float[Array, "q d"]
-    log_sd_range: Float[Array, "2 d"]
-    scale: Float[Array, "d t"]
-    """Equally spaced values in that scale, for each component."""
-    table: Float[Array, "d t"]
-    """The y that belong to them."""
-    largest_input: float = eqx.field(static=True, default=BaselineSettings.largest_input)
-    """Standard deviations up to which inputs are as they are."""
-
-    def __call__(self, statistics: Float[Array, " p"]) -> tuple[Array, Array, Array]:
-        """The estimate, the logarithm of its standard deviation, and both as network inputs."""
-        values = self.features(statistics)
-        place = values @ self.readout
-        log_sd = values @ self.log_sd_readout
-        log_sd = jnp.clip(log_sd, self.log_sd_range[0], self.log_sd_range[1])
-        low, high = self.scale[:, 0], self.scale[:, -1]
-        middle = (place - (low + high) / 2) / (high - low) * 3
-        y = jax.vmap(extended_interp)(place, self.scale, self.table)
-        return y, log_sd, jnp.concatenate([middle, log_sd])
-
-    def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
-        """Standardised statistics, for networks: what is far out is brought closer."""
-        standard = _scaled(self.scaling, statistics)
-        size = jnp.abs(standard)
-        beyond = jnp.clip(size - self.largest_input, 0.0, FARTHEST)
-        return jnp.sign(standard) * (jnp.minimum(size, self.largest_input) + jnp.log1p(beyond))
-
-    def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
-        """Standardised statistics, random features of them, and a constant."""
-        standard = self.inputs(statistics)
-        curved = jax.nn.gelu(standard @ self.hidden + self.offsets)
-        return jnp.concatenate([standard, curved, jnp.ones(1, standard.dtype)])
 
 
 @register(name="mvue.Baseline")
@@ -109,18 +62,7 @@ class Baseline(Frozen):
         return jnp.concatenate([plug_in[None], corrections, self._shared(natural)])
 
     def _shared(self, natural: Float[Array, " f"]) -> Float[Array, " g"]:
-        return jnp.append(_scaled(self.natural, natural), 1.0)
-
-
-class _Piece(NamedTuple):
-    """What is seen of some units; arrays with leading axes (N, M) or (N,)."""
-
-    inputs: np.ndarray
-    natural: np.ndarray
-    y: np.ndarray
-    log_sd: np.ndarray
-    efficient: np.ndarray
-    """Errors of an efficient estimator; zero where they are not known."""
+        return jnp.append(scaled(self.natural, natural), 1.0)
 
 
 class Start(NamedTuple):
@@ -137,19 +79,19 @@ class Start(NamedTuple):
 
 
 def fit_baseline(
-    problem: Problem, survey: Survey, *, only_plug_in: bool = False, key: Key
+    pieces_of: Pieces, survey: Survey, *, only_plug_in: bool = False, key: Key
 ) -> Start:
     """Both steps, or the first, from simulations of the problem to be trained on."""
     settings, table = survey.recipe.baseline, survey.recipe.survey.table
     simulate_key, hidden_key = several(key, 2)
     few = max(1, settings.plug_in_units // settings.units)
-    pieces = _simulated(problem, survey, simulate_key, settings.pieces + 1)
+    pieces = pieces_of(simulate_key, settings.pieces + 1)
     fresh, *some = itertools.islice(pieces, few + 1)
-    first = _Piece(*(np.concatenate(part) for part in zip(*some, strict=True)))
-    plug_in = _fit_plug_in(first, hidden_key, table, settings)
+    first = Piece(*(np.concatenate(part) for part in zip(*some, strict=True)))
+    plug_in = fit_plug_in(first, hidden_key, table, settings)
     if only_plug_in:
         return Start(plug_in, None, ())
-    fitting = _LinearFit(plug_in, _scaling(first.natural, settings.fewest_draws), settings)
+    fitting = _LinearFit(plug_in, scaling_of(first.natural, settings.fewest_draws), settings)
     start = fitting.best(some, fresh)
     if max(start.error) > settings.hopeless:
         return start
@@ -157,72 +99,6 @@ def fit_baseline(
     if max(start.error) <= survey.recipe.network.good_start:
         return start
     return start._replace(explained=fitting.explained(start, some, fresh, host_random(key)))
-
-
-def _simulated(problem: Problem, survey: Survey, key: Key, count: int) -> Iterator[_Piece]:
-    """At most `count` pieces of simulations, as many as memory allows."""
-    settings = survey.recipe.baseline
-
-    @jit
-    def simulate(key: Key) -> tuple[Array, ...]:
-        draw = problem.draw(key, settings.units, settings.repeats)
-        inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
-        natural = jax.vmap(jax.vmap(survey.statistics.natural))(draw.x)
-        finite = finite_units(draw)
-        for part in (inputs, natural):
-            finite &= jnp.isfinite(part).all(axis=(1, 2))
-        efficient = jnp.zeros((*inputs.shape[:2], draw.y.shape[1]))
-        if survey.efficient_error is not None:
-            of_units = jax.vmap(jax.vmap(survey.efficient_error, in_axes=(None, 0)))
-            efficient = of_units(draw.theta, draw.x)
-            efficient = jnp.where(jnp.isfinite(efficient), efficient, 0.0)
-        log_sd = jax.vmap(survey.log_sd)(draw.theta)
-        return inputs, natural, draw.y, log_sd, efficient, finite
-
-    made = 0
-    while made < count:
-        *parts, finite = map(np.asarray, simulate(jr.fold_in(key, made)))
-        made += 1
-        yield _Piece(*(part[finite] for part in parts))
-        if made == 1:
-            inputs, natural, y, *_ = parts
-            numbers = sum(part.size for part in parts)
-            terms = 2 + inputs.shape[2] + natural.shape[2]
-            work = 2 * y.shape[1] * inputs.shape[0] * inputs.shape[1] * terms**2
-            most = min(settings.largest_total // numbers, settings.operations // work)
-            count = int(np.clip(most, 2, count))
-
-
-def _fit_plug_in(piece: _Piece, key: Key, table_size: int, settings: BaselineSettings) -> PlugIn:
-    """Least squares for y in the scale of its standard deviation, and for that deviation."""
-    inputs, y, log_sd = (p.astype(np.float64) for p in (piece.inputs, piece.y, piece.log_sd))
-    d, size = y.shape[1], inputs.shape[2]
-    pairs = [unit_scale(y[:, j], log_sd[:, j], table_size) for j in range(d)]
-    scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
-    rng = host_random(key)
-    shape = size, settings.random_features
-    empty = jnp.zeros((0, d))
-    plug_in = PlugIn(
-        scaling=_scaling(inputs, settings.fewest_draws),
-        hidden=_array(settings.feature_scale * rng.normal(size=shape) / np.sqrt(size)),
-        offsets=_array(rng.normal(size=shape[1:])),
-        readout=empty,
-        log_sd_readout=empty,
-        log_sd_range=_array(np.stack([log_sd.min(axis=0) - 1, log_sd.max(axis=0) + 1])),
-        scale=_array(scale),
-        table=_array(table),
-        largest_input=settings.largest_input,
-    )
-    rows = jit(jax.vmap(plug_in.features))(_array(inputs.reshape(-1, size)))
-    rows = np.asarray(rows, np.float64)
-    both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
-    both[:, :d] += (piece.efficient * np.exp(-log_sd)[:, None, :]).reshape(-1, d)
-    gram = rows.T @ rows / len(rows) + settings.ridge * np.eye(rows.shape[1])
-    solution = np.linalg.solve(gram, rows.T @ both / len(rows))
-    return dataclasses.replace(
-        plug_in, readout=_array(solution[:, :d]), log_sd_readout=_array(solution[:, d:])
-    )
 
 
 class _LinearFit:
@@ -254,7 +130,7 @@ class _LinearFit:
 
         self._rows, self._estimate = rows, estimate
 
-    def best(self, pieces: list[_Piece], fresh: _Piece) -> Start:
+    def best(self, pieces: list[Piece], fresh: Piece) -> Start:
         """With the first ridge, unless a later one is much better on simulations that are new."""
         starts = [
             Start(self.plug_in, self.of_weights(weights), self._error(weights, fresh))
@@ -264,7 +140,7 @@ class _LinearFit:
         return best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
 
     def explained(
-        self, start: Start, pieces: list[_Piece], fresh: _Piece, rng: np.random.Generator
+        self, start: Start, pieces: list[Piece], fresh: Piece, rng: np.random.Generator
     ) -> tuple[float, ...]:
         """The share of the squared error that random features of the summaries explain.
 
@@ -274,8 +150,8 @@ class _LinearFit:
         assert start.baseline is not None
         weights = start.baseline.weights
         size, count = fresh.inputs.shape[2], self.settings.richer_features
-        hidden = _array(self.settings.feature_scale * rng.normal(size=(size, count)) / size**0.5)
-        offsets = _array(rng.normal(size=count))
+        hidden = as_array(self.settings.feature_scale * rng.normal(size=(size, count)) / size**0.5)
+        offsets = as_array(rng.normal(size=count))
 
         @jit
         @jax.vmap
@@ -284,7 +160,7 @@ class _LinearFit:
             standard = self.plug_in.inputs(inputs)
             return jnp.concatenate([standard, jax.nn.gelu(standard @ hidden + offsets)])
 
-        def rows_and_errors(piece: _Piece) -> tuple[np.ndarray, np.ndarray]:
+        def rows_and_errors(piece: Piece) -> tuple[np.ndarray, np.ndarray]:
             errors = np.clip(self._errors(weights, piece), -FAR, FAR)
             rows = np.asarray(features(piece.inputs), np.float64)
             return rows.reshape(-1, rows.shape[2]), errors.reshape(-1, errors.shape[2])
@@ -300,7 +176,7 @@ class _LinearFit:
         rest = errors - average - (rows - mean) / deviation @ readout
         return tuple((1 - (rest**2).mean(axis=0) / (errors**2).mean(axis=0)).tolist())
 
-    def _fitted(self, pieces: list[_Piece]) -> list[Array]:
+    def _fitted(self, pieces: list[Piece]) -> list[Array]:
         """The weights, for each ridge."""
         total: list[_UnitMoments] = []
         for piece in pieces:
@@ -318,18 +194,15 @@ class _LinearFit:
                 )
         weight = self.settings.bias_weight
         return [
-            _array(np.stack([moments.solve(weight, ridge) for moments in total]))
+            as_array(np.stack([moments.solve(weight, ridge) for moments in total]))
             for ridge in self.settings.linear_ridges
         ]
 
-    def _error(self, weights: Array, piece: _Piece) -> tuple[float, ...]:
+    def _error(self, weights: Array, piece: Piece) -> tuple[float, ...]:
         """Mean squared errors over the expected ones; the few largest do not count."""
-        squares = np.mean(self._errors(weights, piece) ** 2, axis=1)
-        squares = np.where(np.isfinite(squares), squares, np.inf)
-        largest = np.quantile(squares, 0.98, axis=0)
-        return tuple(np.minimum(squares, largest).mean(axis=0).tolist())
+        return trimmed(np.mean(self._errors(weights, piece) ** 2, axis=1))
 
-    def _errors(self, weights: Array, piece: _Piece) -> np.ndarray:
+    def _errors(self, weights: Array, piece: Piece) -> np.ndarray:
         """In units of the expected ones, (N, M, d)."""
         estimates = np.asarray(self._estimate(weights, piece.inputs, piece.natural), np.float64)
         return (estimates - piece.y[:, None, :]) * np.exp(-piece.log_sd)[:, None, :]
@@ -360,36 +233,3 @@ class _UnitMoments:
         """The coefficients of least squared error and bias."""
         cross = self.cross + self.noise_cross / (1 + bias_weight)
         return clipped_coefficients(self.total, self.within, cross, bias_weight, ridge)
-
-
-def extended_interp(at: Array, scale: Array, table: Array) -> Array:
-    """Interpolation that goes on beyond both ends with the slopes it has there."""
-    below = (table[1] - table[0]) / (scale[1] - scale[0])
-    above = (table[-1] - table[-2]) / (scale[-1] - scale[-2])
-    inner = jnp.interp(at, scale, table)
-    return inner + jnp.minimum(at - scale[0], 0) * below + jnp.maximum(at - scale[-1], 0) * above
-
-
-def _scaled(scaling: Affine, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
-    """Standardised statistics; zero for those that are left out, even where they are infinite."""
-    return jnp.where(scaling.matrix == 0, 0.0, scaling(statistics))
-
-
-def _scaling(statistics: np.ndarray, fewest_draws: int) -> Affine:
-    """To mean 0 and deviation 1, (N, M, p) to p; to zero what does not vary, or too wildly.
-
-    A statistic whose fourth moment a handful of the draws carry, such as the mean of data without
-    one, has no scale to go by: the next such draw is larger than all before.
-    """
-    n, m, size = statistics.shape
-    values = statistics.reshape(n * m, size).astype(np.float64)
-    mean, deviation = mean_and_deviation(values)
-    varies = deviation > 0
-    deviation = np.where(varies, deviation, 1.0)
-    kurtosis = np.mean(((values - mean) / deviation) ** 4, axis=0)
-    useful = varies & (kurtosis < len(values) / fewest_draws)
-    return Affine(_array(np.where(useful, mean, 0.0)), _array(np.where(useful, 1 / deviation, 0.0)))
-
-
-def _array(values: np.ndarray) -> Array:
-    return jnp.asarray(values, jnp.result_type(float))

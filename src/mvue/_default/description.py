@@ -15,7 +15,7 @@ from ..nn._measurements import flatten
 from ..nn._staged import WithBaseline
 from ..nn._standardize import Standardized
 from .network import Corrected
-from .scoring import Scored
+from .scoring import FirstState, Scored
 
 
 def describe_estimator(network: Any, x: Any) -> dict[str, str]:
@@ -35,11 +35,11 @@ def describe_estimator(network: Any, x: Any) -> dict[str, str]:
             layers += f", and {_layers(inner.inner)} averaged over the elements"
     elif isinstance(inner, Scored):
         summaries, trained = _summaries(inner, x), (inner.first, inner.stages)
-        start = f"learned: {_layers(inner.first)}"
+        start = _first(inner.first)
         rank = inner.stages[0].mix.out_features
-        waves = 2 * sum(inner.octaves)
+        waves = inner.stages[0].waves.out_features if inner.stages else 0
         layers = (
-            f"{len(inner.stages)} stages of learned Fisher scoring for {len(inner.octaves)} "
+            f"{len(inner.stages)} stages of learned Fisher scoring for {len(inner.unit)} "
             f"parameters, each with {rank} products of a summary and a coefficient, coefficients "
             f"from the state and {waves} waves of it"
         )
@@ -113,6 +113,18 @@ def _words_of_ordered(statistics: OrderedStatistics, shape: tuple[int, ...], siz
     families.append("sizes at lags")
     families += ["spectrum"] if max(shape) >= settings.fewest_spectrum else []
     return f"a series of {' x '.join(map(str, shape))} ({', '.join(families)})"
+
+
+def _first(first: eqx.nn.MLP | FirstState) -> str:
+    if not isinstance(first, FirstState):
+        return f"learned: {_layers(first)}"
+    distance = first.distance
+    waves, q = distance.emulator.frequencies.shape
+    return (
+        f"minimum distance: {distance.whitening.shape[1]} combinations of summaries, whose mean is "
+        f"emulated by polynomials and {waves} plane waves of {q} parameters; the nearest of "
+        f"{len(distance.codes):,} values, and three Gauss-Newton steps"
+    )
 
 
 def _closed_form(network: Corrected) -> str:

@@ -1,0 +1,92 @@
+"""The covariance inequality D G⁻¹ Dᵀ, exactly or from simulated functions of mean zero."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..exceptions import IrregularModelError
+from .monte_carlo import GROUPS, SHARE_LIMIT, group_error
+
+MOST_POINTS = 8
+GAIN = 1e-3  # relative, from which on a further test point is taken
+KEPT = 1e-9  # eigenvalues of G with unit diagonal that are not rounding
+
+
+class Halves:
+    """G from two halves of the draws: one chooses weights, the other measures what they prove."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        """Take values (samples, functions) of functions of mean zero."""
+        self.values = values
+        self.parts = values[0::2], values[1::2]
+        self.moments = [part.T @ part / len(part) for part in self.parts]
+
+    def guess(self, covariances: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """The bound from the first half alone, for choices."""
+        weights = _weights(self.moments[0][np.ix_(which, which)], covariances[:, which])
+        return covariances[:, which] @ weights
+
+    def bound(
+        self, covariances: np.ndarray, which: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The bound and its standard error, (d, d)."""
+        d = covariances[:, which]
+        weights = _weights(self.moments[0][np.ix_(which, which)], d)
+        seen = self.parts[1][:, which] @ weights  # (samples, d)
+        groups = np.stack([part.T @ part / len(part) for part in np.array_split(seen, GROUPS)])
+        share = (seen**2).max(axis=0) / (seen**2).sum(axis=0)
+        if (share > SHARE_LIMIT).any():
+            raise IrregularModelError(
+                f"one draw in {len(seen):,} makes up {share.max():.0%} of the average: the bound "
+                "cannot be found by Monte Carlo, give more samples, a lower order or nearer points"
+            )
+        # No weights give more than the best: what these prove holds whatever they are.
+        proven = d @ weights
+        solved = np.linalg.pinv(groups.mean(axis=0), hermitian=True)
+        left = proven @ solved
+        return left @ proven.T, group_error(left @ groups @ left.T)
+
+
+class Exact(NamedTuple):
+    """G without any error."""
+
+    matrix: np.ndarray
+
+    def guess(self, covariances: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """The bound."""
+        d = covariances[:, which]
+        return d @ _weights(self.matrix[np.ix_(which, which)], d)
+
+    def bound(
+        self, covariances: np.ndarray, which: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The bound, and no error."""
+        return self.guess(covariances, which), None
+
+
+def _weights(matrix: np.ndarray, covariances: np.ndarray) -> np.ndarray:
+    """G⁻¹ Dᵀ on the directions that rounding leaves, (functions, d)."""
+    unit = 1 / np.sqrt(np.maximum(np.diag(matrix), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
+    good = values > KEPT * values.max()
+    vectors = vectors[:, good] * unit[:, None]
+    return (vectors / values[good]) @ (vectors.T @ covariances.T)
+
+
+def greedy(
+    half: Halves | Exact, covariances: np.ndarray, chosen: np.ndarray, left: np.ndarray
+) -> np.ndarray:
+    """Test points one by one, each the one that raises the bound most, in units of what it is."""
+    scale = None
+    for _ in range(MOST_POINTS):
+        before = np.diag(half.guess(covariances, chosen)) if len(chosen) else 0.0
+        found = np.array([np.diag(half.guess(covariances, np.append(chosen, i))) for i in left])
+        if not len(found):
+            break
+        scale = np.maximum(found.max(axis=0), np.finfo(float).tiny)
+        gain = ((found - before) / scale).sum(axis=1)
+        best = int(gain.argmax())
+        if gain[best] < GAIN:
+            break
+        chosen, left = np.append(chosen, left[best]), np.delete(left, best)
+    return chosen

@@ -1,0 +1,431 @@
+"""Bounds above that of Cramér and Rao: Bhattacharyya's and Barankin's.
+
+Both are covariance inequalities. Functions ψ(x) of mean zero at theta have known covariances D with
+every unbiased estimator of y, so that its covariance is at least D G⁻¹ Dᵀ, G = E[ψ ψᵀ]. Derivatives
+of the likelihood divided by the likelihood give the bound of Bhattacharyya, scores and likelihood
+ratios at test points that of Barankin (in the form of McAulay and Seidman).
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from .._core.checks import check_count
+from .._core.keys import fold_in_each, key_for
+from .._core.problem import Problem, check_problem
+from .._core.theta import ThetaLayout, theta_rows
+from .._core.types import Key, Theta
+from .._runtime.jit import forget_constants, in_double_precision, in_either_precision
+from ..exceptions import BoundError, IrregularModelError
+from .covariance_inequality import Exact, Halves, greedy
+from .crb import Bound
+from .fisher import informations
+from .gaussian import base_of, moments_of_gaussian
+from .monte_carlo import GROUPS, SCORE_LIMIT, SHARE_LIMIT
+from .regularity import outside_of_model
+from .result import layout_of, one_theta
+
+DEFAULT_SAMPLES = 2**15
+MOST_FUNCTIONS = 64
+CANDIDATES = 48  # on each side of theta, along each coordinate
+JOINT_CANDIDATES = 128  # that differ from theta in all coordinates
+RANGE_DRAWS = 1024
+SUPPORT_DRAWS = 4096
+LARGEST_EXPONENT = 500.0  # of expected products of likelihood ratios: points beyond add nothing
+
+
+def bhattacharyya(
+    problem: Problem,
+    theta: Theta,
+    *,
+    order: int = 2,
+    key: Key | None = None,
+    samples: int = DEFAULT_SAMPLES,
+) -> Bound:
+    """Bhattacharyya bound on unbiased estimators of y = target(theta), by Monte Carlo.
+
+    From derivatives of the likelihood up to an order; that of order 1 is the Cramér-Rao bound. In
+    exponential families it reaches the smallest variance there is, if that belongs to a polynomial
+    of this degree in the natural statistic.
+
+    Args:
+        problem: a problem with a `log_likelihood` that can be differentiated so often.
+        theta: where; one value, as the prior draws it.
+        order: the highest.
+        key: decides the draws; by default ``jax.random.key(0)``.
+        samples: draws. One half chooses the weights of the derivatives, the other measures what
+            these prove, so that the bound is not too large by chance.
+
+    Raises:
+        IrregularModelError: if derivatives are not finite, or do not have mean zero.
+        BoundError: as in `crb`.
+    """
+    check_count("order", order)
+    check_count("samples", samples, least=4 * GROUPS)
+    layout, flat = _checked(problem, theta)
+    with _forgetting(problem, layout, flat):
+        return _bhattacharyya(problem, layout, flat, order, key, samples)
+
+
+def _bhattacharyya(
+    problem: Problem,
+    layout: ThetaLayout,
+    flat: np.ndarray,
+    order: int,
+    key: Key | None,
+    samples: int,
+) -> Bound:
+    key = key_for("bound", jr.key(0) if key is None else key)
+    found = informations(problem, layout, flat[None], key=key)
+    if found.failure[0]:
+        raise found.failure[0]
+    p = len(flat)
+    indices = [
+        i for k in range(1, order + 1) for i in itertools.combinations_with_replacement(range(p), k)
+    ]
+    if len(indices) > MOST_FUNCTIONS:
+        raise BoundError(
+            f"{len(indices)} derivatives of {p} numbers in theta up to order {order} are too many, "
+            f"at most {MOST_FUNCTIONS}: give a smaller order"
+        )
+
+    def at_zero(function: Callable[[Array], Array]) -> Array:
+        """All derivatives of a function of a step of theta, (..., functions)."""
+        zero, parts = jnp.zeros(p), []
+        for k in range(1, order + 1):
+            function = jax.jacfwd(function)
+            tensor = function(zero)
+            wanted = [i for i in indices if len(i) == k]
+            parts.append(jnp.stack([tensor[(..., *i)] for i in wanted], axis=-1))
+        return jnp.concatenate(parts, axis=-1)
+
+    def of_measurement(x: Any) -> Array:
+        here = _log_likelihood(problem, layout, jnp.asarray(flat), x)
+
+        def ratio(step: Array) -> Array:
+            return jnp.exp(_log_likelihood(problem, layout, jnp.asarray(flat) + step, x) - here)
+
+        return at_zero(ratio)
+
+    def y_of(step: Array) -> Array:
+        return problem.y_of(layout.to_theta(jnp.asarray(flat) + step))
+
+    covariances = in_double_precision(lambda: np.asarray(at_zero(y_of), np.float64))
+    values = _simulated(problem, layout, flat, of_measurement, key, samples)
+    _refuse_irregular(values, [f"a derivative of order {len(i)}" for i in indices])
+    half = Halves(values)
+    matrix, se = half.bound(covariances, np.arange(len(indices)))
+    return Bound(matrix, problem.names or (), f"Bhattacharyya of order {order}, Monte Carlo", se)
+
+
+def barankin(
+    problem: Problem,
+    theta: Theta,
+    *,
+    points: Any = None,
+    key: Key | None = None,
+    samples: int = DEFAULT_SAMPLES,
+) -> Bound:
+    """Barankin bound on unbiased estimators of y = target(theta), from test points.
+
+    Scores and the ratios of the likelihood at some test points to that at theta: never below the
+    Cramér-Rao bound, and far above it where the data confuse theta with distant values (below the
+    threshold of a frequency or a delay). Each choice of test points gives a valid bound. Without
+    scores, which a support that moves with theta forbids, it is the bound of Hammersley, Chapman
+    and Robbins, for test points at which nothing can occur that cannot at theta.
+
+    Exact for Gaussian likelihoods whose covariance does not depend on theta; else by Monte Carlo.
+
+    Args:
+        problem: a problem with a `log_likelihood`.
+        theta: where; one value, as the prior draws it.
+        points: test points, values of theta along a new leading axis; by default up to 8, chosen
+            one by one within the prior such that the bound is largest.
+        key: decides the draws; by default ``jax.random.key(0)``.
+        samples: draws for Monte Carlo. One half chooses test points and weights, the other measures
+            what these prove, so that the bound is not too large by chance.
+
+    Raises:
+        IrregularModelError: if measurements that can occur at a test point cannot at theta, or the
+            ratios vary too much to be averaged.
+        BoundError: as in `crb`; if a test point is outside of the model.
+    """
+    check_count("samples", samples, least=4 * GROUPS)
+    layout, flat = _checked(problem, theta)
+    with _forgetting(problem, layout, flat):
+        return _barankin(problem, layout, flat, points, key, samples)
+
+
+def _barankin(
+    problem: Problem,
+    layout: ThetaLayout,
+    flat: np.ndarray,
+    points: Any,
+    key: Key | None,
+    samples: int,
+) -> Bound:
+    key = key_for("bound", jr.key(0) if key is None else key)
+    given = None if points is None else _given_points(problem, layout, flat, points)
+    candidates = _candidates(problem, layout, flat) if given is None else given
+    irregular = informations(problem, layout, flat[None], key=key).failure[0]
+    if irregular and not isinstance(irregular, IrregularModelError):
+        raise irregular
+    scores = 0 if irregular else len(flat)
+    covariances = _differences(problem, layout, flat, candidates)[:, len(flat) - scores :]
+    half, usable, how = _ratio_moments(problem, layout, flat, candidates, scores, key, samples)
+    if irregular:
+        usable &= _can_occur(problem, layout, flat, candidates, key)
+    if given is not None and not usable.all():
+        raise _unusable(given[~usable][0])
+    chosen = np.arange(scores)
+    if given is not None:
+        chosen = np.arange(scores + len(given))
+    else:
+        chosen = greedy(half, covariances, chosen, scores + np.flatnonzero(usable))
+    if not len(chosen):
+        raise irregular if irregular is not None else _unusable(candidates[0])
+    matrix, se = half.bound(covariances, chosen)
+    used = candidates[chosen[chosen >= scores] - scores]
+    method = f"Barankin with {len(used)} test points{'' if scores else ', without scores'}, {how}"
+    return Bound(matrix, problem.names or (), method, se, points=used)
+
+
+def _checked(problem: Problem, theta: Theta) -> tuple[ThetaLayout, np.ndarray]:
+    check_problem(problem)
+    if problem.log_likelihood is None:
+        raise BoundError("the problem has no log_likelihood: give one to Problem")
+    layout = layout_of(problem)
+    flat = theta_rows(one_theta(problem, theta))[0]
+    failure = in_either_precision(
+        lambda: outside_of_model(problem, layout.to_theta(jnp.asarray(flat, float)))
+    )
+    if failure:
+        raise failure
+    return layout, flat
+
+
+@contextmanager
+def _forgetting(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> Iterator[None]:
+    """Whatever was compiled in double precision does not stay in the way of single precision."""
+    try:
+        yield
+    finally:
+        forget_constants(problem.simulate, jr.key(0), layout.to_theta(jnp.asarray(flat, float)))
+
+
+def _log_likelihood(problem: Problem, layout: ThetaLayout, flat: Array, x: Any) -> Array:
+    assert problem.log_likelihood is not None
+    return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
+
+
+def _simulated(
+    problem: Problem,
+    layout: ThetaLayout,
+    flat: np.ndarray,
+    function: Callable[[Any], Array],
+    key: Key,
+    samples: int,
+) -> np.ndarray:
+    """A function of simulated measurements, (samples, functions)."""
+
+    def values() -> np.ndarray:
+        theta = layout.to_theta(jnp.asarray(flat))
+        one = jax.jit(
+            lambda keys: jax.lax.map(
+                lambda k: function(problem.simulate(k, theta)), keys, batch_size=1024
+            )
+        )
+        return np.asarray(one(fold_in_each(key, jnp.arange(samples))), np.float64)
+
+    try:
+        return in_double_precision(values)
+    except Exception as error:
+        raise BoundError(
+            "log_likelihood(theta, x) cannot be computed or differentiated so often: "
+            f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _refuse_irregular(values: np.ndarray, names: list[str]) -> None:
+    """Refuse functions that are not finite, or whose mean is not zero."""
+    bad = ~np.isfinite(values).all(axis=0)
+    if bad.any():
+        raise IrregularModelError(f"{names[int(bad.argmax())]} of the likelihood is not finite")
+    error = np.maximum(values.std(axis=0) / np.sqrt(len(values)), np.finfo(float).tiny)
+    away = np.abs(values.mean(axis=0)) / error
+    if (away > SCORE_LIMIT).any():
+        raise IrregularModelError(
+            f"{names[int(away.argmax())]} of the likelihood has a mean that is {away.max():.3g} "
+            "standard errors away from 0: the support of the data depends on theta, or simulate "
+            "and log_likelihood disagree"
+        )
+
+
+def _given_points(
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: Any
+) -> np.ndarray:
+    """Test points that a user gives, flat (m, p)."""
+    try:
+        found = theta_rows(jax.tree.map(np.atleast_1d, points))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"points must hold values of theta along a leading axis: {error}"
+        ) from None
+    if found.shape[1] != len(flat) or not np.isfinite(found).all():
+        raise ValueError(
+            f"points must hold finite values of theta, {len(flat)} numbers each, along a leading "
+            f"axis; got {found.tolist()}"
+        )
+    if (found == flat).all(axis=1).any():
+        raise ValueError("points must differ from theta, got theta itself")
+    for one in found:
+        failure = outside_of_model(problem, layout.to_theta(jnp.asarray(one, float)))
+        if failure:
+            raise BoundError(f"points: {failure}")
+    return found
+
+
+def _candidates(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> np.ndarray:
+    """Points along each coordinate of theta within what the prior draws, and some of its draws."""
+    drawn = theta_rows(jax.vmap(problem.sample_prior)(jr.split(jr.key(0), RANGE_DRAWS)))
+    steps = np.unique(
+        np.concatenate([np.geomspace(1e-4, 1, CANDIDATES // 2), np.linspace(0, 1, CANDIDATES // 2)])
+    )[1:]
+    found = list(drawn[:JOINT_CANDIDATES]) if len(flat) > 1 else []
+    for j in range(len(flat)):
+        for end in (drawn[:, j].min(), drawn[:, j].max()):
+            points = np.tile(flat, (len(steps), 1))
+            points[:, j] += steps * (end - flat[j])
+            outside = outside_of_model(problem, layout.to_theta(jnp.asarray(points[-1], float)))
+            found += [] if outside or end == flat[j] else list(points)
+    return np.array(found).reshape(-1, len(flat))
+
+
+def _differences(
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: np.ndarray
+) -> np.ndarray:
+    """Covariances of scores and ratios with unbiased estimators of y, (d, p + m)."""
+
+    def y_of(flat: Array) -> Array:
+        return problem.y_of(layout.to_theta(flat))
+
+    def both() -> np.ndarray:
+        here = jnp.asarray(flat)
+        there = jax.vmap(y_of)(jnp.asarray(points)) - y_of(here)[None]
+        return np.concatenate([np.asarray(jax.jacfwd(y_of)(here)), np.asarray(there).T], axis=1)
+
+    return in_double_precision(both)
+
+
+def _ratio_moments(
+    problem: Problem,
+    layout: ThetaLayout,
+    flat: np.ndarray,
+    points: np.ndarray,
+    scores: int,
+    key: Key,
+    samples: int,
+) -> tuple[Halves | Exact, np.ndarray, str]:
+    """G of scores and likelihood ratios, which points can be used, and how it was found."""
+    exact = _gaussian_moments(problem, layout, flat, points, scores)
+    if exact is not None:
+        return exact[0], exact[1], "Gaussian closed form"
+
+    def of_measurement(x: Any) -> Array:
+        here = jnp.asarray(flat)
+
+        def at(point: Array) -> Array:
+            return _log_likelihood(problem, layout, point, x)
+
+        ratios = jnp.exp(jax.vmap(at)(jnp.asarray(points)) - at(here)) - 1
+        return jnp.concatenate([jax.grad(at)(here)[:scores], ratios])
+
+    values = _simulated(problem, layout, flat, of_measurement, key, samples)
+    if scores:
+        _refuse_irregular(values[:, :scores], ["the score"] * scores)
+    ratios = values[:, scores:]
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error = ratios.std(axis=0) / np.sqrt(samples)
+        share = ((ratios + 1) ** 2).max(axis=0) / ((ratios + 1) ** 2).sum(axis=0)
+        usable = np.isfinite(ratios).all(axis=0) & (share < SHARE_LIMIT)
+        usable &= np.abs(ratios.mean(axis=0)) <= SCORE_LIMIT * error
+    return Halves(values), usable, "Monte Carlo"
+
+
+def _can_occur(
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: np.ndarray, key: Key
+) -> np.ndarray:
+    """Test points of which no simulated measurement is impossible at theta, (m,)."""
+
+    def at(point: tuple[Array, Key]) -> Array:
+        keys = jr.split(point[1], SUPPORT_DRAWS)
+        x = jax.vmap(problem.simulate, in_axes=(0, None))(keys, layout.to_theta(point[0]))
+        here = jnp.asarray(flat, float)
+        return jnp.isfinite(jax.vmap(lambda x: _log_likelihood(problem, layout, here, x))(x)).all()
+
+    def at_all() -> np.ndarray:
+        keys = fold_in_each(key_for("bound", key), jnp.arange(len(points)))
+        run = jax.jit(lambda *pair: jax.lax.map(at, pair))
+        return np.asarray(run(jnp.asarray(points, float), keys))
+
+    return in_either_precision(at_all)
+
+
+def _gaussian_moments(
+    problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: np.ndarray, scores: int
+) -> tuple[Exact, np.ndarray] | None:
+    """G in closed form for a normal distribution whose covariance does not depend on theta."""
+    if problem.likelihood is None or not scores:
+        return None
+
+    def whitened(flat: Array, root: Array) -> Array:
+        """The mean in standard deviations of the noise."""
+        assert problem.likelihood is not None
+        whole = problem.likelihood(layout.to_theta(flat))
+        mean, _ = moments_of_gaussian(base_of(whole))
+        repeats = np.prod(whole.shape()) / mean.size
+        solve = jax.vmap(lambda r, m: jax.scipy.linalg.solve_triangular(r, m, lower=True))
+        return jnp.sqrt(repeats) * jnp.ravel(solve(root, mean))
+
+    def closed() -> tuple[np.ndarray, np.ndarray] | None:
+        assert problem.likelihood is not None
+        here, there = jnp.asarray(flat), jnp.asarray(points)
+
+        def covariance(flat: Array) -> Array:
+            assert problem.likelihood is not None
+            return moments_of_gaussian(base_of(problem.likelihood(layout.to_theta(flat))))[1]
+
+        own, others = covariance(here), jax.lax.map(covariance, there)
+        if not np.allclose(np.asarray(others), np.asarray(own)[None], rtol=1e-9):
+            return None
+        root = jnp.linalg.cholesky(own)
+        slope = np.asarray(jax.jacfwd(whitened)(here, root))
+        moved = np.asarray(jax.lax.map(lambda one: whitened(one, root), there))
+        return slope, moved - np.asarray(whitened(here, root))[None]
+
+    try:
+        found = in_double_precision(closed)
+    except BoundError:
+        return None
+    if found is None:
+        return None
+    slope, moved = found
+    usable = (moved**2).sum(axis=1) < LARGEST_EXPONENT
+    inner = np.where(usable[:, None] & usable, moved @ moved.T, 0.0)
+    cross = slope.T @ moved.T
+    matrix = np.block([[slope.T @ slope, cross], [cross.T, np.expm1(inner)]])
+    return Exact(matrix), usable
+
+
+def _unusable(point: np.ndarray) -> IrregularModelError:
+    return IrregularModelError(
+        f"the likelihood at the test point {point.tolist()} cannot be averaged over measurements "
+        "at theta: some that can occur there cannot at theta, or it is too far away for Monte Carlo"
+    )

@@ -1,0 +1,133 @@
+"""What a loaded model must be for `load` to return it."""
+
+import gc
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._core.checks import check_estimator
+from .._finish.input_range import InputRange, Scale, TrainedOn
+from .._serialise.tree import BrokenTreeError
+from .fronts import Front
+from .model import Model, as_function
+
+LARGEST_TRIED = 2**15
+"""Numbers of a measurement with which an estimator is tried: statistics have tables of sizes that
+grow with it, and a file may claim any."""
+MOST_CALLS = 250_000
+"""Calls and returns of functions while an estimator is tried; the default networks take 100,000."""
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model that fails on the very measurements that it says it is for."""
+    known = model.trained_on
+    try:
+        front = model.front
+        if not callable(model.estimator) and front is None:
+            raise TypeError(f"a {type(model.estimator).__name__} is not a function")
+        if known is None:
+            return
+        _check_trained_on(known, known.x if front is None else front.check(known.x))
+        numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(known.x))
+        if numbers <= LARGEST_TRIED:
+            with warnings.catch_warnings(), suppress(_TooMuchWork), _limited_work(MOST_CALLS):
+                warnings.simplefilter("ignore")
+                _try(model, front, known)
+    except Exception as error:
+        raise BrokenTreeError(f"it is inconsistent: {error}") from error
+
+
+def _try(model: Model, front: Front | None, known: TrainedOn) -> None:
+    """Use an estimator on the shapes of a measurement."""
+    x = known.x
+    if front is not None:
+        if not front.has_form:
+            _check_size(front, x.shape, len(known.names))
+            return
+        x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
+    # Linear models with complex matrices are saved without a problem.
+    check_estimator(
+        "the estimator", as_function(model.estimator), x, len(known.names), may_be_complex=True
+    )
+
+
+class _TooMuchWork(BaseException):
+    """More than a check may take; not an Exception, so that nothing on the way answers it."""
+
+
+@contextmanager
+def _limited_work(calls: int) -> Iterator[None]:
+    """Give up after so many calls of functions: a file must not decide how long it is checked.
+
+    Calls are counted, not seconds, so that a file is treated alike on every machine. Somebody
+    else's profiler is left alone.
+    """
+    if sys.getprofile() is not None:
+        yield
+        return
+    left, collects = calls, gc.isenabled()
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _TooMuchWork
+
+    gc.disable()  # what is raised while garbage is collected is lost
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        if collects:
+            gc.enable()
+
+
+def _check_size(front: Front, shape: tuple[int, ...], d: int) -> None:
+    """Try what can be used in Python only."""
+    found = np.size(front.predict(np.zeros((1, *shape))))
+    if found != d:
+        raise ValueError(f"it returns {found} numbers for {d} parameters")
+
+
+def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
+    leaves = jax.tree.leaves(known.x)
+    if not leaves or not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise TypeError("the shape of a measurement is missing")
+    if type(known.names) is not tuple or not all(type(name) is str for name in known.names):
+        raise TypeError("names must be texts")
+    if known.y_range is not None:
+        _check_numbers(known.y_range, (2, len(known.names)))
+    seen = known.inputs
+    if seen is None:
+        return
+    if not isinstance(seen, InputRange) or type(seen.is_set) is not bool:
+        raise TypeError("the range of measurements is not one")
+    leaves = jax.tree.leaves(seen_x)
+    if seen.is_set and any(not leaf.shape for leaf in leaves):
+        raise ValueError("a number is not a set")
+    columns = sum(
+        math.prod(leaf.shape[seen.is_set :]) * (2 if leaf.dtype.kind == "c" else 1)
+        for leaf in leaves
+    )
+    scales = [(seen.usual, columns)]
+    if seen.summaries is not None:
+        scales.append((seen.summaries, 2 * (columns if seen.is_set else 1)))
+    for scale, size in scales:
+        if not isinstance(scale, Scale):
+            raise TypeError("a scale is not one")
+        _check_numbers(scale.centre, (size,))
+        _check_numbers(scale.spread, (size,))
+    _check_numbers(seen.limits, (1 if seen.summaries is None else 3,))
+
+
+def _check_numbers(value: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape != shape:
+        raise ValueError(f"numbers of shape {shape} are missing")

@@ -1,0 +1,37 @@
+"""Where default fits draw parameters: independently, evenly in standard deviations."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._core.coordinates import Coordinates
+from .._core.types import Key, Theta
+
+
+class TrainingPrior:
+    """Independent coordinates of theta, drawn from tables of equally likely steps."""
+
+    def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
+        self.coordinates, self.tables = coordinates, jnp.asarray(tables, jnp.result_type(float))
+
+    def sample(self, key: Key) -> Theta:
+        """One theta."""
+        p, size = self.tables.shape
+        place = jr.uniform(key, (p,)) * (size - 1)
+        grid = jnp.arange(size, dtype=place.dtype)
+        values = jax.vmap(lambda at, table: jnp.interp(at, grid, table))(place, self.tables)
+        return self.coordinates.to_theta(values)
+
+    def places(self, theta: Theta) -> Float[Array, " p"]:
+        """Where theta lies in its ranges, -1 … 1, in the scale of the standard deviation."""
+        grid = jnp.linspace(-1.0, 1.0, self.tables.shape[1])
+        values = self.coordinates.from_theta(theta)
+        return jax.vmap(lambda value, table: jnp.interp(value, table, grid))(values, self.tables)
+
+    def theta_at(self, places: Float[Array, " p"]) -> Theta:
+        """The theta at these places."""
+        grid = jnp.linspace(-1.0, 1.0, self.tables.shape[1])
+        values = jax.vmap(lambda at, table: jnp.interp(at, grid, table))(places, self.tables)
+        return self.coordinates.to_theta(values)
