@@ -90,6 +90,7 @@ def test_a_poor_fit_warns_and_prints_its_verdict(problem, key):
         baseline=mvue.Recipe.Baseline(pieces=4),
         calibration=HASTY.calibration,
         verdict=mvue.Recipe.Verdict(values=5, repeats=1024),
+        minimum_distance=mvue.Recipe.MinimumDistance(used=False),
         network=mvue.Recipe.Network(good_start=0.0),
     )
     with pytest.warns(mvue.exceptions.PoorFitWarning, match="the trained estimator is poor"):

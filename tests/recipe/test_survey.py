@@ -12,6 +12,7 @@ from helpers.hasty import HASTY, HASTY_SURVEY
 from mvue._core.ranges import ranges_of
 from mvue._linear.refit import LinearReadout
 from mvue._start.baseline import fit_baseline
+from mvue._start.pieces import Pieces
 from mvue.problems import textbook
 
 N = 8
@@ -269,7 +270,7 @@ def test_closed_form_of_a_location_in_a_wide_range(low, sd, key):
     """The mean is linear in the summaries, however small its error is against its range."""
     problem = mvue.Problem(dist.Uniform(low, low + 1), lambda k, t: t + sd * jr.normal(k, (N,)))
     seen = mvue.survey(problem, key=key, recipe=HASTY)
-    start = fit_baseline(problem, seen, key=key)
+    start = fit_baseline(Pieces(problem, seen), seen, key=key)
     assert max(start.error) < 1.3
 
 

@@ -13,6 +13,7 @@ from helpers.hasty import HASTY
 from helpers.layouts import statistics_for
 from mvue._core.sampling import pilot_draw
 from mvue._start.baseline import fit_baseline
+from mvue._start.pieces import Pieces
 from mvue._summaries.exchangeability import sets_in
 from mvue._summaries.joint import JointStatistics
 from mvue._summaries.layout import layout_of
@@ -70,7 +71,7 @@ SERIES = {
     "changing variance": (dist.Uniform(0.1, 0.9), changing_variance),
     "tone of unknown phase": (dist.Uniform(0.3, 2.8), tone),
     "a jump": (dist.Uniform(2.0, 28.0), lambda k, t: (jnp.arange(30) > t) + jr.normal(k, (30,))),
-    "a count and a duration": (SIZE, lambda k, t: jnp.stack([jr.exponential(k) / t, t + 1.0])),
+    "a rate and a duration": (SIZE, lambda k, t: jr.exponential(k, (2,)) * jnp.stack([1 / t, t])),
 }
 
 
@@ -174,7 +175,7 @@ def test_statistics_without_a_scale_are_left_out(key):
         dist.Uniform(0.4, 5.0), lambda k, t: jnp.exp(jr.exponential(k, (8,)) / t), exchangeable=True
     )
     seen = mvue.survey(problem, key=key)
-    plug_in, baseline, *_ = fit_baseline(problem, seen, key=key)
+    plug_in, baseline, *_ = fit_baseline(Pieces(problem, seen), seen, key=key)
     assert baseline is not None
     x = jnp.exp(jr.exponential(key, (8,))).at[0].set(1e30)  # its square is infinite
 
