@@ -299,7 +299,8 @@ def _fixed_slice(operand: Any, starts: list[Any], sizes: tuple[int, ...]) -> Any
 def _picks_a_row(eqn: Any, inputs: list[_Value]) -> bool:
     """Whether one row of a constant is picked, whole."""
     operand, params = inputs[0], eqn.params
-    if operand.varies or tuple(params["slice_sizes"]) != (1, *np.shape(operand.array)[1:]):
+    shape = np.shape(operand.array)
+    if operand.varies or len(shape) < 2 or tuple(params["slice_sizes"]) != (1, *shape[1:]):
         return False
     if eqn.primitive.name == "dynamic_slice":
         return True
