@@ -353,7 +353,7 @@ def test_the_command_itself(model):
 
 
 def test_assess_certifies(model, tmp_path, monkeypatch):
-    path = tmp_path / "mine.py"
+    path = tmp_path / "certified.py"
     path.write_text(
         "import jax.numpy as jnp, jax.random as jr, mvue, numpyro.distributions as dist\n"
         "def problem(shift=0.0):\n"
@@ -367,15 +367,15 @@ def test_assess_certifies(model, tmp_path, monkeypatch):
     copy = tmp_path / "copy.mvue"
     copy.write_bytes(model.read_bytes())
     certify = ("--certify", "0.1", "--repeats", "8000")
-    result = run("assess", copy, "--problem", "mine:problem", *certify, "--store")
+    result = run("assess", copy, "--problem", "certified:problem", *certify, "--store")
     assert "pass: |bias|/sd ≤ 0.1 at all 13 values of east, north" in result.stdout
     assert "pass: |bias|/sd ≤ 0.1" in run("info", copy).stdout
     assert json.loads(run("info", copy, "--json").stdout)["certificate"]["decision"] == "pass"
-    result = run("assess", copy, "--problem", "mine:shifted", *certify, "--json", code=1)
+    result = run("assess", copy, "--problem", "certified:shifted", *certify, "--json", code=1)
     assert json.loads(result.stdout)["certificates"]["copy"]["decision"] == "fail"
-    near = ("assess", copy, "--problem", "mine:near", "--repeats", "3000")
+    near = ("assess", copy, "--problem", "certified:near", "--repeats", "3000")
     assert "undecided" in run(*near, "--certify", "0.1", code=2).stdout
-    before = ("assess", model, "--problem", "mine:problem")
+    before = ("assess", model, "--problem", "certified:problem")
     assert "--certify must be" in run(*before, "--certify", "0", code=2).stderr
     assert "--confidence must be" in run(*before, *certify, "--confidence", "1", code=2).stderr
     assert "--store is about" in run(*before, "--store", code=2).stderr

@@ -1,9 +1,10 @@
 """Novelty detection: is a measurement unlike all those of training?
 
-A measurement has up to three scores: its most extreme number, its mean and its spread, each in
-units of what is usual. A score is far outside if it exceeds the largest one of all training draws,
-widened. Of n draws, a further one exceeds the largest with probability 1/(n + 1), whatever their
-distribution and their number of dimensions.
+A measurement has up to five scores: its most extreme number, its mean, its size and its spread
+about the mean, each in units of what is usual, and for sets the share of elements that occur twice.
+A score is far outside if it exceeds the largest one of all training draws, widened. Of n draws, a
+further one exceeds the largest with probability 1/(n + 1), whatever their distribution and their
+number of dimensions.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ FALSE_ALARMS = 1e-3
 """The share of measurements like those of training that may count as outside."""
 WIDENED = 1.25
 SETTLING = 2**31 - 1  # number of the key that shows whether rows are exchangeable
+SUMMARIES = 3  # mean, size, spread
+HARMLESS_TIES = 0.15  # share of elements: data are recorded with so many digits
 TINY = np.finfo(np.float64).tiny
 
 
@@ -64,10 +67,12 @@ class InputRange(eqx.Module):
     usual: Scale
     """Of the numbers of a measurement, or of the columns of a set."""
     summaries: Scale | None
-    """Of mean and logarithm of the spread of a measurement, for each column of a set; None for
-    measurements of one number, or where only the numbers are judged."""
+    """Of mean and logarithms of size and spread of a measurement, for each column of a set; None
+    for measurements of one number, or where only the numbers are judged. Model files of earlier
+    versions have no spread."""
     limits: np.ndarray
-    """The largest score of each kind that is not outside."""
+    """The largest score of each kind that is not outside; the last is that of ties, if it is one
+    more than the others."""
 
     @classmethod
     def of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
@@ -85,15 +90,19 @@ class InputRange(eqx.Module):
                 usual = Scale.of(values.reshape(-1, values.shape[-1]) if is_set else values)
                 first = cls(is_set, usual, None, np.empty(0))
                 if values[0].size > 1:
-                    summaries = Scale.of(_summaries(first._standard(values)))
-                    first = cls(is_set, usual, summaries, np.empty(0))
+                    summaries = Scale.of(_summaries(first._standard(values), SUMMARIES))
+                    ties = is_set and values.shape[1] > 1
+                    first = cls(is_set, usual, summaries, np.empty(1 + SUMMARIES + ties))
             assert first is not None
             scores = first.scores(values).max(axis=0, initial=0.0)
             found = scores if found is None else np.maximum(found, scores)
             count += len(values)
         assert first is not None
         assert found is not None
-        return cls(is_set, first.usual, first.summaries, _widening(count) * found)
+        limits = _widening(count) * found
+        if len(limits) > 1 + SUMMARIES:
+            limits[-1] += HARMLESS_TIES
+        return cls(is_set, first.usual, first.summaries, limits)
 
     @classmethod
     def of_moments(cls, mean: np.ndarray, variance: np.ndarray) -> "InputRange":
@@ -127,8 +136,11 @@ class InputRange(eqx.Module):
             standard = self._standard(values)
             scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
             if self.summaries is not None:
-                extremes = np.abs(self.summaries.standard(_summaries(standard)))
-                scores += [part.max(axis=1) for part in np.split(extremes, 2, axis=1)]
+                kinds = self.summaries.centre.size // standard.shape[2]
+                extremes = np.abs(self.summaries.standard(_summaries(standard, kinds)))
+                scores += [part.max(axis=1) for part in np.split(extremes, kinds, axis=1)]
+                if len(self.limits) > 1 + kinds:
+                    scores.append(_ties(values))
         return np.stack(scores, axis=1)
 
     def _standard(self, values: np.ndarray) -> np.ndarray:
@@ -145,10 +157,18 @@ def _widening(count: int) -> float:
     return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
 
 
-def _summaries(standard: np.ndarray) -> np.ndarray:
-    """Means over the elements, and logarithms of their root mean squares, (n, 2 columns)."""
-    square = np.mean(standard**2, axis=1)
-    return np.concatenate([standard.mean(axis=1), 0.5 * np.log(square + 1e-12)], axis=1)
+def _summaries(standard: np.ndarray, kinds: int) -> np.ndarray:
+    """Means over the elements and logarithms of their size and of their spread, (n, columns)."""
+    mean = standard.mean(axis=1, keepdims=True)
+    squares = [np.mean(standard**2, axis=1), np.mean((standard - mean) ** 2, axis=1)]
+    sizes = [0.5 * np.log(square + 1e-12) for square in squares]
+    return np.concatenate([mean[:, 0], *sizes][:kinds], axis=1)
+
+
+def _ties(values: np.ndarray) -> np.ndarray:
+    """The share of elements that are equal to another one, of the column with most, (n,)."""
+    ordered = np.sort(values, axis=1)
+    return np.mean(np.diff(ordered, axis=1) == 0, axis=1).max(axis=1)
 
 
 def numbers_of(x: Measurement, *, is_set: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.checks import check_estimator
-from .._finish.input_range import InputRange, Scale, TrainedOn
+from .._finish.input_range import SUMMARIES, InputRange, Scale, TrainedOn
 from .._serialise.tree import BrokenTreeError
 from .fronts import Front
 from .model import Model, as_function
@@ -117,15 +117,19 @@ def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
         math.prod(leaf.shape[seen.is_set :]) * (2 if leaf.dtype.kind == "c" else 1)
         for leaf in leaves
     )
-    scales = [(seen.usual, columns)]
+    scales, kinds = [(seen.usual, columns)], 0
     if seen.summaries is not None:
-        scales.append((seen.summaries, 2 * (columns if seen.is_set else 1)))
+        if np.size(seen.limits) not in (3, 4, 5) or (np.size(seen.limits) == 5 and not seen.is_set):
+            raise ValueError("limits of the range of measurements are missing")
+        # Files of earlier versions have two kinds of summaries; the fifth limit is that of ties.
+        kinds = min(np.size(seen.limits) - 1, SUMMARIES)
+        scales.append((seen.summaries, kinds * (columns if seen.is_set else 1)))
     for scale, size in scales:
         if not isinstance(scale, Scale):
             raise TypeError("a scale is not one")
         _check_numbers(scale.centre, (size,))
         _check_numbers(scale.spread, (size,))
-    _check_numbers(seen.limits, (1 if seen.summaries is None else 3,))
+    _check_numbers(seen.limits, (np.size(seen.limits) if kinds else 1,))
 
 
 def _check_numbers(value: Any, shape: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
 from .._runtime.jit import held, jit
+from .._runtime.threads import in_threads
 from .settings import Recipe
 
 LEAST_NOISE = 1e-6  # share of the variance that is no rounding
@@ -168,6 +169,9 @@ class Look:
         with np.errstate(divide="ignore", invalid="ignore"):
             return information * np.outer(kept, kept) / np.outer(half, half)
 
+    def _informations(self, points: list[tuple["Slopes", np.ndarray]]) -> list[np.ndarray]:
+        return [self._information(*point) for point in points]
+
     def covariance(
         self, theta: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -186,9 +190,10 @@ class Look:
             key = jr.fold_in(self.key, self.calls)
             parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (down, up))
             found = Slopes(*map(np.asarray, self._slopes(*parts, key)))
-            for i, row in enumerate(rows):
-                one = Slopes(*(part[i] for part in found))
-                information.append(self._information(one, (up[row] - down[row]) / 2))
+            halves = (up[rows] - down[rows]) / 2
+            points = [(Slopes(*(part[i] for part in found)), halves[i]) for i in range(len(rows))]
+            for some in in_threads(self._informations, points):
+                information += some
             good.append(found.good)
         matrix = np.stack(information)[: len(theta)]
         diagonal = np.sqrt(np.maximum(np.einsum("bii->bi", matrix), 0))

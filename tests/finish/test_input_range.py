@@ -1,0 +1,59 @@
+"""Measurements that training never showed are seen to be outside, and others are not."""
+
+import numpy as np
+import pytest
+
+from mvue._finish.input_range import FALSE_ALARMS, InputRange, Scale
+
+TEN = (10, 1)
+
+
+def times(rng, count, low=0.5, high=5.0):
+    """Ten exponential times each, of rates within a range."""
+    return rng.exponential(size=(count, *TEN)) / rng.uniform(low, high, size=(count, 1, 1))
+
+
+@pytest.fixture
+def known(seed):
+    draws = times(np.random.default_rng(seed), 2**14, 0.2, 10.0)
+    return InputRange.of_draws([draws], is_set=True)
+
+
+def test_measurements_as_in_training_are_not_outside(known, seed):
+    share = known.outside(times(np.random.default_rng(seed + 10), 100_000)).mean()
+    assert share < FALSE_ALARMS
+
+
+def test_equal_readings_are_outside(known, seed):
+    rng = np.random.default_rng(seed + 20)
+    equal = np.ones((1, *TEN)) * np.geomspace(0.1, 5.0, 20)[:, None, None]
+    assert known.outside(equal).all()
+    assert known.outside(equal * (1 + 1e-4 * rng.normal(size=equal.shape))).all()
+
+
+def test_coarse_rounding_is_outside_and_a_single_tie_is_not(known, seed):
+    some = times(np.random.default_rng(seed + 30), 4000)
+    assert known.outside(np.round(some, 1)).mean() > 0.8
+    assert known.outside(np.round(some, 4)).mean() < 0.02
+
+
+def test_counts_have_ties_in_training(seed):
+    rng = np.random.default_rng(seed)
+    known = InputRange.of_draws([rng.poisson(3.0, size=(2**14, *TEN))], is_set=True)
+    assert known.outside(rng.poisson(3.0, size=(20_000, *TEN))).mean() < FALSE_ALARMS
+
+
+def test_a_series_that_stands_still_is_outside(seed):
+    rng = np.random.default_rng(seed)
+    known = InputRange.of_draws([rng.normal(size=(2**14, 30))], is_set=False)
+    assert known.outside(np.full((1, 30), 0.1)).all()
+    assert known.outside(rng.normal(size=(20_000, 30))).mean() < FALSE_ALARMS
+
+
+def test_ranges_without_spread_and_ties_judge_as_before(seed):
+    """Model files of earlier versions have three scores."""
+    rng = np.random.default_rng(seed)
+    unit = Scale(np.zeros(1), np.ones(1))
+    old = InputRange(True, unit, Scale(np.zeros(2), np.ones(2)), np.array([5.0, 3.0, 3.0]))
+    assert old.scores(rng.normal(size=(4, *TEN))).shape == (4, 3)
+    assert not old.outside(np.full((1, *TEN), 0.5)).any()
