@@ -16,14 +16,13 @@ from .._core.estimators import Carrier, MeasurementSpec, Predictor, is_traced
 from .._core.host import as_jax_function, example_of, own_errors
 from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
-from .._core.sampling import Simulations
+from .._core.sampling import MOST_BATCHES, Simulations
 from .._core.types import Estimator, Key, Measurement
 from ..exceptions import NonFiniteWarning
 from .curves import IntervalCurves, draws_for, learn
 
 SIMULATIONS = 2**17
-UNITS = 1024  # simulated at a time, or as many as hold so many numbers
-UNIT_NUMBERS = 2**21
+UNIT_NUMBERS = 2**21  # of measurements, held at a time
 Method = Literal["inverted", "plug_in"]
 
 
@@ -231,7 +230,8 @@ def _simulated(
     """Parameters and estimates of simulations, (n, d), and how many were left out."""
     x, _ = problem.shapes()
     numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(x))
-    units = int(np.clip(UNIT_NUMBERS // max(numbers, 1), 1, UNITS))
+    # No more than asked for: a function in NumPy takes its time.
+    units = int(np.clip(UNIT_NUMBERS // max(numbers, 1), 1, -(-wanted // MOST_BATCHES)))
     see: Callable[[Any, Measurement], Any] = lambda _, one: jnp.reshape(function(one), (-1,))  # noqa: E731
     drawn = Simulations(problem, units, 1, see)
     key, truth, estimates, reached = key_for("interval", key), [], [], 0
