@@ -13,6 +13,7 @@ from scipy import stats
 
 import mvue
 from mvue._intervals.coverage import coverage_of
+from mvue._training.result import History
 from mvue.exceptions import NonFiniteWarning
 
 SIMULATIONS = 2**16
@@ -237,7 +238,18 @@ def test_model_files_keep_them(tmp_path, line):
 def test_a_fit_makes_them_once_and_files_keep_them(tmp_path):
     problem = rate_problem(0.5, 4.0)
     network = eqx.nn.Linear(10, 1, key=jr.key(0))
-    fit = mvue.fit(problem, network, steps=5, loss=mvue.emmse(), key=jr.key(0))
+    done = {"seconds": 0.0, "compile_seconds": 0.0, "nonfinite": 0, "settings": {}}
+    fit = mvue.Fit(
+        network,
+        mvue.Outcome.FINISHED,
+        1,
+        "last",
+        {},
+        History(),
+        survey=None,
+        problem=problem,
+        **done,
+    )
     x = np.asarray(jr.exponential(jr.key(1), (5, 10)))
     found = fit.interval(x, level=0.8)
     assert fit.intervals is fit.intervals
