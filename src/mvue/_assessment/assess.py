@@ -14,12 +14,12 @@ from jaxtyping import Array
 from .._bounds.crb import note_bounds
 from .._core.checks import check_count
 from .._core.estimators import Carrier
-from .._core.host import as_jax_function, example_of, own_errors
 from .._core.keys import key_for
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._intervals.coverage import Coverage, coverage_of
+from .._intervals.host import as_jax_function, example_of, own_errors
 from .._intervals.interval import Intervals, checked_level, interval
 from .._numerics.moments import ErrorMoments, summarize
 from .._runtime.progress import progress_for

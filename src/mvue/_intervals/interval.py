@@ -13,13 +13,13 @@ import numpy as np
 
 from .._core.checks import check_count
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, is_traced
-from .._core.host import as_jax_function, example_of, own_errors
 from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
 from .._core.sampling import MOST_BATCHES, Simulations
 from .._core.types import Estimator, Key, Measurement
 from ..exceptions import NonFiniteWarning
 from .curves import IntervalCurves, draws_for, learn
+from .host import as_jax_function, example_of, own_errors
 
 SIMULATIONS = 2**17
 UNIT_NUMBERS = 2**21  # of measurements, held at a time

@@ -11,10 +11,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from .checks import check_output, describe_shapes
-from .estimators import as_estimator
-from .problem import Problem
-from .types import Estimator
+from .._core.checks import check_output, describe_shapes
+from .._core.estimators import as_estimator
+from .._core.problem import Problem
+from .._core.types import Estimator
 
 
 def example_of(problem: Problem) -> Any:
