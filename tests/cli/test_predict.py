@@ -51,6 +51,35 @@ def run(*arguments, code=0):
     return result
 
 
+def test_intervals_are_two_columns_more(model, tmp_path):
+    problem = models.line_problem()
+    estimator = mvue.wls(np.eye(2), 0.25)
+    intervals = mvue.interval(estimator, problem, key=jr.key(0), simulations=4000)
+    mvue.save(estimator, tmp_path / "line.mvue", problem=problem, intervals=intervals)
+    x = models.numbers(6, 2) / 10
+    np.save(tmp_path / "x.npy", x)
+    run(
+        "predict",
+        tmp_path / "line.mvue",
+        tmp_path / "x.npy",
+        "--level",
+        0.8,
+        "--out",
+        tmp_path / "out.csv",
+    )
+    header, *rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert header.split(",")[2:] == ["lower_east", "upper_east", "lower_north", "upper_north"]
+    found = intervals(x, level=0.8)
+    numbers = np.array([row.split(",") for row in rows], float)
+    np.testing.assert_allclose(numbers[:, 2], found.lower[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(numbers[:, 5], found.upper[:, 1], rtol=1e-5)
+    for level, message in ((1.5, "between 0 and 1"), (0.9999, "simulations")):
+        wrong = run("predict", tmp_path / "line.mvue", tmp_path / "x.npy", "--level", level, code=1)
+        assert message in wrong.output
+    without = run("predict", model, tmp_path / "x.npy", "--level", 0.8, code=1)
+    assert "saved without intervals" in without.output
+
+
 def test_every_kind_of_file_gives_the_same_estimates(model, tmp_path):
     x = models.numbers(50, 3) / 3
     pyarrow = pytest.importorskip("pyarrow")

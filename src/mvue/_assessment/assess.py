@@ -2,11 +2,9 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -14,12 +12,15 @@ import numpy as np
 from jaxtyping import Array
 
 from .._bounds.crb import note_bounds
-from .._core.checks import check_count, check_output, describe_shapes
-from .._core.estimators import Carrier, as_estimator
+from .._core.checks import check_count
+from .._core.estimators import Carrier
 from .._core.keys import key_for
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
+from .._intervals.coverage import Coverage, coverage_of
+from .._intervals.host import as_jax_function, example_of, own_errors
+from .._intervals.interval import Intervals, checked_level, interval
 from .._numerics.moments import ErrorMoments, summarize
 from .._runtime.progress import progress_for
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
@@ -33,7 +34,7 @@ TRAINING_MARGIN = 0.1  # of the range of y that was drawn in training, which nee
 
 
 def assess(
-    estimator: Estimator | Carrier | Mapping[str, Estimator | Carrier],
+    estimator: Estimator | Carrier | Intervals | Mapping[str, Estimator | Carrier | Intervals],
     problem: Problem,
     *,
     key: Key,
@@ -41,6 +42,7 @@ def assess(
     repeats: int = 10_000,
     of: Callable[[Any], Any] | None = None,
     until: BiasLimit | None = None,
+    level: float | None = None,
     progress: bool | None = None,
 ) -> Report:
     """Measure bias, variance and MSE at chosen values of the parameter, with standard errors.
@@ -50,7 +52,7 @@ def assess(
 
     Args:
         estimator: a function of one measurement that returns y (NumPy functions work, slowly),
-            a `Fit`, a `Model`, or a dict of these to compare.
+            a `Fit`, a `Model`, `Intervals` of one, or a dict of these to compare.
         problem: where the measurements come from.
         key: decides all random numbers; repeat r at value k depends on the key, k and r alone.
         at: values of theta, with one more axis in front than the prior's samples. Where theta is
@@ -60,6 +62,8 @@ def assess(
         of: judge ``of(estimate)`` as an estimate of ``of(y)``, for example ``lambda y: 1 / y``.
         until: stop as soon as it is decided, for every estimator, whether its bias is within this
             limit; see `Report.certificates`. The decision holds whenever it is made.
+        level: also measure how often confidence intervals of this level cover, and how wide they
+            are: those of a `Fit`, a `Model` or `Intervals`, or those that `interval` makes.
         progress: as in `fit`.
 
     Returns:
@@ -75,11 +79,16 @@ def assess(
         raise TypeError(f"estimators must be named by strings, got {list(named)}")
     if not named:
         raise ValueError("estimator must name at least one estimator, got an empty dict")
+    if level is not None and of is not None:
+        raise ValueError("level has no use with of: intervals are for y itself; leave one out")
+    level = None if level is None else checked_level(level)
+    given = named
+    named = {n: e.predictor if isinstance(e, Intervals) else e for n, e in named.items()}
     _, y_shape = problem.shapes()
     stages = progress_for(progress)
     with stages.stage("preparing"):
-        example = _example(problem)
-    functions = {n: _as_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
+        example = example_of(problem)
+    functions = {n: as_jax_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
     at_key, draw_key, prior_key = jr.split(key_for("assess", key), 3)
     with stages.stage("preparing"):
         theta = _values(problem, at, at_key)
@@ -109,7 +118,7 @@ def assess(
         )
 
     pieces = ErrorPieces(problem, tuple(functions.values()), transform, len(truth), repeats, looks)
-    with _own_errors(functions):
+    with own_errors(functions):
         errors, squares, reached = pieces.at_values(theta, truth, draw_key, stages, decided)
         with stages.stage("averaging over the prior"):
             size = np.fmax.reduce(rms_of(errors).ravel())
@@ -132,11 +141,32 @@ def assess(
                 NonFiniteWarning,
                 stacklevel=2,
             )
+    if level is not None:
+        with stages.stage("measuring coverage"), own_errors(functions):
+            covers = {
+                name: _coverage(one, problem, theta, reached, level, key)
+                for name, one in given.items()
+            }
+        report = dataclasses.replace(report, coverage=covers)
     if until is None:
         return report
     return dataclasses.replace(
         report, certificates={name: certify(report, name, until) for name in functions}
     )
+
+
+def _coverage(
+    estimator: Any, problem: Problem, theta: Theta, repeats: int, level: float, key: Key
+) -> Coverage:
+    """Of the intervals that an estimator has, or of new ones."""
+    intervals = estimator
+    if isinstance(estimator, Carrier):
+        known = getattr(estimator, "problem", None) or getattr(estimator, "curves", None)
+        intervals = estimator if known is None else getattr(estimator, "intervals", estimator)
+    if not isinstance(intervals, Intervals):
+        intervals = interval(estimator, problem, level=level, key=key_for("intervals", key))
+    of_values = key_for("coverage", key)
+    return coverage_of(intervals, problem, theta, repeats=repeats, key=of_values, level=level)
 
 
 def _names(problem: Problem, of: Callable[[Any], Any] | None, count: int) -> tuple[str, ...]:
@@ -177,67 +207,6 @@ def _outside_of_training(estimator: Any, y: np.ndarray) -> np.ndarray:
         return np.zeros(len(y), bool)
     margin = TRAINING_MARGIN * (known[1] - known[0])
     return ((y < known[0] - margin) | (y > known[1] + margin)).any(axis=1)
-
-
-def _example(problem: Problem) -> Any:
-    """One measurement."""
-    return jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(jr.key(0), 1, 1).x)
-
-
-def _as_function(name: str, estimator: Any, example: Any, d: int) -> Estimator:
-    """An estimator that can be traced, checked for its output."""
-    label = f"estimator {name!r}"
-    estimator = as_estimator(estimator, label)
-    try:
-        output = eqx.filter_eval_shape(lambda x: jnp.asarray(estimator(x)), example)
-    except Exception as error:
-        host = _HostEstimator(label, estimator, d)
-        try:
-            host.call(example)
-        except Exception as on_host:
-            raise ValueError(
-                f"{label} failed on one measurement, {describe_shapes(example)}; with a JAX array: "
-                f"{type(error).__name__}: {error}; with NumPy: {type(on_host).__name__}: {on_host}"
-            ) from on_host
-        return host
-    check_output(label, output, d)
-    return lambda x: jnp.asarray(estimator(x))
-
-
-class _HostEstimator:
-    """A function that JAX cannot trace, called on NumPy arrays one measurement at a time."""
-
-    def __init__(self, label: str, estimator: Estimator, d: int) -> None:
-        self.label, self.estimator, self.d = label, estimator, d
-        self.error: Exception | None = None
-
-    def call(self, x: Any) -> np.ndarray:
-        output = np.asarray(self.estimator(jax.tree.map(np.array, x)))
-        check_output(self.label, output, self.d)
-        return output.astype(jnp.result_type(float)).reshape(self.d)
-
-    def noting_errors(self, x: Any) -> np.ndarray:
-        try:
-            return self.call(x)
-        except Exception as error:
-            self.error = error
-            raise
-
-    def __call__(self, x: Any) -> Array:
-        shape = jax.ShapeDtypeStruct((self.d,), jnp.result_type(float))
-        return jax.pure_callback(self.noting_errors, shape, x, vmap_method="sequential")
-
-
-@contextmanager
-def _own_errors(functions: Mapping[str, Estimator]) -> Iterator[None]:
-    """Report what went wrong in a NumPy estimator, not in the machinery around it."""
-    try:
-        yield
-    except Exception:
-        for function in functions.values():
-            if isinstance(function, _HostEstimator) and function.error is not None:
-                raise ValueError(f"{function.label} failed: {function.error}") from function.error
-        raise
 
 
 def _transform(of: Callable[[Any], Any] | None, d: int) -> Callable[[Any], Any]:

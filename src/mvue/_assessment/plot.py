@@ -78,6 +78,23 @@ def plot_efficiency(ax: Axes, report: Report, component: int = 0) -> None:
     ax.set_title("mean squared error / CRB")
 
 
+def plot_coverage(report: Report) -> Figure:
+    """How often the intervals of each estimator cover, against the true value."""
+    shown = min(len(report.names), MAX_COMPONENTS)
+    figure = new_figure(5.6, 3.4 * shown)
+    axes = figure.subplots(shown, 1, squeeze=False)[:, 0]
+    level = next(iter(report.coverage.values())).level
+    for c, ax in enumerate(axes):
+        ax.axhline(level, color="black", linestyle="--", linewidth=1, label=f"level {level:g}")
+        for i, (name, one) in enumerate(report.coverage.items()):
+            draw_series(ax, report.y[:, c], one.rate[:, c], one.rate_se[:, c], name, i)
+        ax.set_xlabel(report.names[c])
+        use_log_axis(ax, report.y[:, c])
+        ax.set_title("coverage")
+    share_legend(figure, axes)
+    return figure
+
+
 def plot_certificate(certificate: Certificate) -> Figure:
     """Bias / sd with limits that hold for all values at once, and the limit that it must keep."""
     shown = min(len(certificate.names), MAX_COMPONENTS)

@@ -8,11 +8,12 @@ import numpy as np
 
 from .._core.types import Theta
 from .._display.tables import Rows, html_of, text_of
+from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
 from .certificate import BiasLimit, Certificate, certify
-from .tables import summary_rows, value_rows
+from .tables import coverage_rows, summary_rows, value_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,6 +102,8 @@ class Report:
     """How often it might have been stopped, with ``assess(until=...)``."""
     certificates: dict[str, Certificate] = dataclasses.field(default_factory=dict)
     """Of each estimator, with ``assess(until=...)``."""
+    coverage: dict[str, Coverage] = dataclasses.field(default_factory=dict)
+    """Of the confidence intervals of each estimator, with ``assess(level=...)``."""
 
     @property
     def crb(self) -> np.ndarray | None:
@@ -214,6 +217,10 @@ class Report:
             }
             if self.crb is not None:
                 columns["crb"] = self.crb
+            if name in self.coverage:
+                covers = self.coverage[name]
+                result.setdefault("level", covers.level)
+                columns |= {f"interval_{field}": values for field, values in covers.columns()}
             if self.bound_se is not None:
                 columns["crb_se"] = np.einsum("kii->ki", self.bound_se)
             result["estimators"][name] = self.summary(name) | {
@@ -243,6 +250,9 @@ class Report:
                     row[field] = getattr(one, field)[k, c]
                 row["crb"] = np.nan if self.crb is None else self.crb[k, c]
                 row["failures"] = one.failures[k]
+                if name in self.coverage:
+                    for field, values in self.coverage[name].columns():
+                        row[f"interval_{field}"] = values[k, c]
                 rows.append(row)
         return pd.DataFrame(rows)
 
@@ -275,6 +285,9 @@ class Report:
         )
         notes = [self.bound_note] if self.bound_note else []
         parts = [headline, *notes, summary_rows(self), value_rows(self)]
+        if self.coverage:
+            level = next(iter(self.coverage.values())).level
+            parts += [f"Coverage of confidence intervals of level {level:g}", coverage_rows(self)]
         several = len(self.certificates) > 1
         for name, certificate in self.certificates.items():
             parts.append(f"{name}: {certificate}" if several else str(certificate))

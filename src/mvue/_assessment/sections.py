@@ -1,14 +1,21 @@
 """The parts of a page that show a report."""
 
 from .._display.pages import Section
+from .plot import plot_coverage
 from .report import Report
-from .tables import summary_rows, value_rows
+from .tables import coverage_rows, summary_rows, value_rows
 
 READING = (
     "Every number is a Monte Carlo average over repeated measurements at one value of the "
     "parameter, with its standard error. Bias is estimate minus truth. |bias|/sd says how much of "
     "the error is systematic: below about 0.1 it cannot be seen in a single estimate. MSE/CRB is 1 "
     "for an efficient unbiased estimator; below 1 means that bias was traded for variance.",
+)
+
+COVERAGE = (
+    "How often a confidence interval has the true value in it, at each value of the parameter, and "
+    "the mean width of intervals with both ends within the range that was simulated; the others "
+    "are counted as open.",
 )
 
 
@@ -23,8 +30,14 @@ def report_sections(report: Report) -> list[Section]:
         )
         for name, one in report.certificates.items()
     ]
+    covered = []
+    if report.coverage:
+        covered = [
+            Section("Coverage", COVERAGE, figure=plot_coverage(report), table=coverage_rows(report))
+        ]
     return [
         *certificates,
         Section("Summary", reading, figure=report.plot(), table=summary_rows(report)),
+        *covered,
         Section("Every value", table=value_rows(report)),
     ]

@@ -75,3 +75,22 @@ def value_rows(report: "Report") -> list[list[str]]:
                 row += [f"{one.bias_in_sd[k, c]:+.3f}", relative or mse]
         rows.append(row)
     return rows
+
+
+def coverage_rows(report: "Report") -> list[list[str]]:
+    """How often intervals cover, and their width, as text: a row for each value and component."""
+    several = len(report.names) > 1
+    rows = [[*(["component", "y"] if several else report.names)]]
+    for name in report.coverage:
+        label = "" if len(report.coverage) == 1 else f"{name}\n"
+        rows[0] += [f"{label}{column}" for column in ("coverage", "mean width", "open")]
+    for k, c in np.ndindex(*report.y.shape):
+        row = [report.names[c]] if several else []
+        row.append(f"{report.y[k, c]:.4g}")
+        for one in report.coverage.values():
+            row.append(f"{one.rate[k, c]:.2%} ± {one.rate_se[k, c]:.2%}")
+            row.append(with_error(one.width[k, c], one.width_se[k, c]))
+            row.append(f"{one.open[k, c]:.1%}" if one.open[k, c] else "")
+        rows.append(row)
+    keep = [j for j in range(len(rows[0])) if any(row[j] for row in rows[1:])]
+    return [[row[j] for j in keep] for row in rows]

@@ -29,6 +29,8 @@ def check_model(model: Model) -> None:
     """Refuse a model that fails on the very measurements that it says it is for."""
     known = model.trained_on
     try:
+        if model.curves is not None and len(model.curves.y) != len(model.names or ()):
+            raise ValueError("its intervals are for another number of parameters")
         front = model.front
         if not callable(model.estimator) and front is None:
             raise TypeError(f"a {type(model.estimator).__name__} is not a function")

@@ -12,6 +12,8 @@ from .._core.checks import describe_shapes
 from .._core.estimators import Carrier, MeasurementSpec
 from .._core.types import Estimator
 from .._finish.input_range import TrainedOn
+from .._intervals.curves import IntervalCurves
+from .._intervals.interval import Interval, Intervals
 from .fronts import Front, front_of
 
 
@@ -35,6 +37,8 @@ class Model(Carrier):
     """The summary of an assessment, if one was given to `save`."""
     versions: dict[str, str]
     """Of what it was made with."""
+    curves: IntervalCurves | None = None
+    """What its confidence intervals need, if they were given to `save`."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -67,6 +71,25 @@ class Model(Carrier):
         found = (self.assessment or {}).get("certificate")
         is_one = isinstance(found, dict) and isinstance(found.get("statement"), str)
         return found if is_one else None
+
+    @property
+    def intervals(self) -> Intervals:
+        """Confidence intervals, if they were saved."""
+        if self.curves is None:
+            raise ValueError(
+                "the model was saved without intervals: give mvue.save(..., intervals=intervals) "
+                "what mvue.interval returns, or fit.intervals"
+            )
+        return Intervals(self, self.curves, self.names or ())
+
+    def interval(self, x: Any, *, level: float = 0.9) -> Interval:
+        """Confidence intervals from one measurement or a batch; see `mvue.interval`.
+
+        Args:
+            x: as in a call.
+            level: the probability with which an interval covers.
+        """
+        return self.intervals(x, level=level)
 
     @property
     def function(self) -> Estimator:
@@ -138,6 +161,10 @@ class Model(Carrier):
             notes = self.certificate.get("notes")
             facts["certified"] += "".join(
                 f"\n{'':13}{note}" for note in (notes if isinstance(notes, list) else [])
+            )
+        if self.curves is not None:
+            facts["intervals"] = (
+                f"up to level {self.curves.most_level:.4g}, from {self.curves.draws:,} simulations"
             )
         facts["made with"] = ", ".join(f"{k} {v}" for k, v in self.versions.items())
         return facts

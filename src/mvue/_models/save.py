@@ -13,6 +13,8 @@ from .._assessment.report import Report
 from .._core.checks import check_estimator, checked_names
 from .._core.problem import Problem
 from .._finish.input_range import TrainedOn, trained_on_problem
+from .._intervals.curves import IntervalCurves
+from .._intervals.interval import Intervals
 from .._linear.known_model import LinearEstimator
 from .._serialise.container import Contents, read, write
 from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
@@ -31,6 +33,7 @@ def save(
     problem: Problem | None = None,
     assessment: Report | dict[str, Any] | None = None,
     certificate: Certificate | None = None,
+    intervals: Intervals | None = None,
 ) -> None:
     """Save an estimator in one file, for `load` and the command line.
 
@@ -50,6 +53,8 @@ def save(
             ``report.summary("bce")``.
         certificate: what `Report.certify` returned for this estimator; by default that of the
             assessment, if it was made with ``until=``.
+        intervals: what `interval` returned for this estimator, so that ``load(path).interval(x)``
+            works; by default those of a `Fit` that has been asked for intervals.
     """
     if problem is not None and not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
@@ -57,7 +62,11 @@ def save(
         raise TypeError(
             f"certificate must be what report.certify() returns, got {type(certificate).__name__}"
         )
-    model = model_of(estimator, problem, assessment, certificate)
+    if intervals is not None and not isinstance(intervals, Intervals):
+        raise TypeError(
+            f"intervals must be what mvue.interval returns, got {type(intervals).__name__}"
+        )
+    model = model_of(estimator, problem, assessment, certificate, intervals)
     encoder = Encoder()
     header: dict[str, Any] = {"versions": model.versions, "needs": None}
     try:
@@ -74,7 +83,8 @@ def save(
                 "the function with mvue.register"
             ) from None
         header["estimator"] = encoder.node({"leaves": leaves}, "estimator")
-    for name in ("trained_on", "training", "assessment"):
+    parts = ["trained_on", "training", "assessment"]
+    for name in parts if model.curves is None else [*parts, "curves"]:
         try:
             header[name] = encoder.node(getattr(model, name), name)
         except UnsavableError as error:
@@ -120,6 +130,7 @@ def model_of(
     problem: Problem | None,
     assessment: Any = None,
     certificate: Certificate | None = None,
+    intervals: Intervals | None = None,
 ) -> Model:
     """An estimator with all that is known about it, as it is saved and exported."""
     if isinstance(assessment, Report):
@@ -132,13 +143,17 @@ def model_of(
         certificate = certificate or assessment.certificates.get(name)
         assessment = assessment.summary(name) | {"repeats": assessment.repeats}
     trained_on, training = None, {}
+    curves = None if intervals is None else intervals.curves
     if isinstance(estimator, Model):
         trained_on, training = estimator.trained_on, estimator.training
         assessment = estimator.assessment if assessment is None else assessment
+        curves = estimator.curves if curves is None else curves
         estimator = estimator.estimator
     elif isinstance(estimator, Fit):
         trained_on = estimator.range_trained_on if problem is None else None
         training = _training(estimator)
+        made = vars(estimator).get("intervals")  # if they were asked for
+        curves = made.curves if curves is None and made is not None else curves
         estimator = estimator.estimator
     if certificate is not None:
         assessment = (assessment or {}) | {"certificate": certificate.summary()}
@@ -162,8 +177,15 @@ def model_of(
         x, y = problem.shapes()
         check_estimator("estimator", estimator, x, y.shape[0])
         trained_on = trained_on_problem(problem)
+    if curves is not None:
+        known = 0 if trained_on is None else len(trained_on.names)
+        if known != len(curves.y):
+            raise ValueError(
+                f"intervals are for {len(curves.y)} parameters, the estimator for "
+                f"{known or 'an unknown number'}: give problem="
+            )
     made_with = versions() | ({} if front is None else front.versions)
-    return Model(estimator, trained_on, training, _plain(assessment), made_with)
+    return Model(estimator, trained_on, training, _plain(assessment), made_with, curves)
 
 
 def _training(fit: Fit) -> dict[str, Any]:
@@ -197,7 +219,7 @@ def _plain(value: Any) -> Any:
 def _decoded(contents: Contents, like: Any) -> Model:
     header = contents.header
     needed = {"format", "versions", "needs", "estimator", "trained_on", "training", "assessment"}
-    if set(header) != needed:
+    if set(header) - {"curves"} != needed:
         raise BrokenTreeError("its header is not that of a model")
     decoder = Decoder(contents.tensors)
     needs = header["needs"]
@@ -209,12 +231,14 @@ def _decoded(contents: Contents, like: Any) -> Model:
         )
     estimator = decoder.value(header["estimator"])
     parts = {name: decoder.value(header[name]) for name in ("trained_on", "training", "assessment")}
+    curves = decoder.value(header["curves"]) if "curves" in header else None
     made_with = header["versions"]
     wrong = (
         (needs is not None and not isinstance(needs, str))
         or not isinstance(parts["trained_on"], (TrainedOn, type(None)))
         or not isinstance(parts["training"], dict)
         or not isinstance(parts["assessment"], (dict, type(None)))
+        or not isinstance(curves, (IntervalCurves, type(None)))
         or not isinstance(made_with, dict)
         or not all(isinstance(text, str) for text in made_with.values())
     )
@@ -223,7 +247,7 @@ def _decoded(contents: Contents, like: Any) -> Model:
     if like is not None:
         leaves = estimator.get("leaves") if needs is not None else _leaves(estimator)
         estimator = _filled(like, leaves)
-    model = Model(estimator, versions=made_with, **parts)
+    model = Model(estimator, versions=made_with, curves=curves, **parts)
     check_model(model)
     return model
 

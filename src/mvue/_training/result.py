@@ -16,6 +16,7 @@ from .._core.types import Estimator, Measurement
 from .._display.tables import labelled_html, labelled_text
 from .._finish.input_range import TrainedOn, trained_on_problem
 from .._finish.verdict import Verdict
+from .._intervals.interval import Interval, Intervals, interval
 from .._recipe.survey import Survey
 from .._serialise.registry import register
 
@@ -128,6 +129,27 @@ class Fit(Carrier):
         keys = jr.split(key_for("save", jr.key(0)), RANGE_DRAWS)
         y = np.asarray(jax.vmap(lambda key: problem.y_of(problem.sample_prior(key)))(keys))
         return np.stack([y.min(axis=0), y.max(axis=0)]).astype(np.float64)
+
+    @functools.cached_property
+    def intervals(self) -> Intervals:
+        """Confidence intervals, from simulations of what was trained on; made once."""
+        if self.problem is None:
+            raise ValueError(
+                "intervals need simulations, and this was trained on data: give mvue.interval(fit, "
+                "problem, key=...) a problem"
+            )
+        return interval(self, self.problem, key=key_for("intervals", jr.key(0)))
+
+    def interval(self, x: Measurement, *, level: float = 0.9) -> Interval:
+        """Confidence intervals from one measurement or a batch; see `mvue.interval`.
+
+        The first call simulates, later ones do not, whatever the level.
+
+        Args:
+            x: as in a call.
+            level: the probability with which an interval covers.
+        """
+        return self.intervals(x, level=level)
 
     def _strange(self, piece: Measurement) -> np.ndarray:
         known = self.range_trained_on

@@ -15,6 +15,7 @@ from rich.console import Console
 from .._assessment.certificate import BiasLimit, Decision
 from .._core.checks import describe_shapes
 from .._core.problem import Problem
+from .._intervals.interval import checked_level
 from .._models.model import Model
 from .._models.save import load, save
 from .._serialise.text import json_text
@@ -83,6 +84,13 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 if any row is unlike training.")
     ] = False,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="Add confidence intervals of this level, such as 0.9: two columns more "
+            "for each parameter, lower_NAME and upper_NAME."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a summary as JSON; needs --out.")
     ] = False,
@@ -109,7 +117,11 @@ def predict(
             )
         features = getattr(loaded.estimator, "feature_names_in_", None)
         features = None if features is None else list(features)
-        names = [*loaded.names, *(["outside"] if flag else [])]
+        intervals = None if level is None else loaded.intervals
+        if intervals is not None:
+            intervals.curves.check(checked_level(level))
+        ends = [f"{end}_{name}" for name in loaded.names for end in ("lower", "upper")]
+        names = [*loaded.names, *([] if level is None else ends), *(["outside"] if flag else [])]
         with writing(out, names) as writer:
             for piece in read_pieces(data, features, header=header):
                 x = to_measurements(piece.values, loaded.x)
@@ -118,7 +130,11 @@ def predict(
                 unlike = loaded.outside(x)
                 estimates = loaded.predict(x, warn=False).reshape(len(unlike), -1)
                 outside += int(unlike.sum())
-                writer.write(np.column_stack([estimates, unlike]) if flag else estimates)
+                columns = [estimates]
+                if intervals is not None:
+                    lower, upper, *_ = intervals.of_estimates(estimates, level)
+                    columns.append(np.stack([lower, upper], axis=2).reshape(len(unlike), -1))
+                writer.write(np.column_stack([*columns, unlike] if flag else columns))
     if outside:
         Console(stderr=True, highlight=False, emoji=False).print(
             f"warning: {outside:,} of {writer.rows:,} rows are far outside of what the estimator "
