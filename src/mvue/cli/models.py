@@ -117,8 +117,9 @@ def predict(
             )
         features = getattr(loaded.estimator, "feature_names_in_", None)
         features = None if features is None else list(features)
-        intervals = None if level is None else loaded.intervals
-        if intervals is not None:
+        intervals = None
+        if level is not None:
+            intervals = loaded.intervals
             intervals.curves.check(checked_level(level))
         ends = [f"{end}_{name}" for name in loaded.names for end in ("lower", "upper")]
         names = [*loaded.names, *([] if level is None else ends), *(["outside"] if flag else [])]
