@@ -683,3 +683,18 @@ def test_fuzz(files, tmp_path):
     assert counts["refused"] + counts["loaded"] == counts["mutations"] == 20_000
     assert counts["deep"] > 2_000  # with a sound checksum, to reach what comes after it
     assert counts["watched"] == []
+
+
+@pytest.mark.parametrize("calls", range(12))
+def test_a_check_that_takes_too_long_is_cut_wherever_it_is(calls):
+    """Also while a generator is being closed, where what is raised would be lost."""
+    from mvue._models.checks import _limited_work, _TooMuchWork
+
+    def work():
+        numbers = (i for i in range(3))
+        next(numbers)
+        del numbers
+
+    with pytest.raises(_TooMuchWork), _limited_work(calls):
+        for _ in range(100):
+            work()

@@ -1,6 +1,7 @@
 """What a loaded model must be for `load` to return it."""
 
 import gc
+import inspect
 import math
 import sys
 import warnings
@@ -76,10 +77,11 @@ def _limited_work(calls: int) -> Iterator[None]:
         return
     left, collects = calls, gc.isenabled()
 
-    def count(*_: Any) -> None:
+    def count(frame: Any, event: str, _: Any) -> None:
         nonlocal left
         left -= 1
-        if left < 0:
+        # What is raised while a generator is closed is lost, too.
+        if left < 0 and event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             raise _TooMuchWork
 
     gc.disable()  # what is raised while garbage is collected is lost
