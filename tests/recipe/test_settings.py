@@ -24,6 +24,29 @@ def problem():
     )
 
 
+CHANGED = dataclasses.replace(
+    HASTY,
+    survey=R.Survey(budget=0, reach=0.0),
+    summaries=R.Summaries(natural=False),
+    network=R.Network(width=5, depth=1),
+    schedule=R.Schedule(steps=6, batch_size=4, repeats=3, anchors=0, validations=2),
+)
+
+
+@pytest.fixture(scope="module")
+def changed(problem):
+    """A fit by a recipe that differs in many places."""
+    return mvue.fit(problem, key=jr.key(0), recipe=CHANGED)
+
+
+@pytest.fixture(scope="module")
+def hasty(problem, tmp_path_factory):
+    """A fit of two steps, and where its checkpoints are."""
+    folder = tmp_path_factory.mktemp("hasty") / "run"
+    fit = mvue.fit(problem, key=jr.key(0), steps=2, recipe=HASTY, checkpoint=folder)
+    return fit, folder
+
+
 def test_repr_shows_what_differs_and_makes_the_same_again():
     assert repr(R()) == "Recipe()"
     changed = R(survey=R.Survey(budget=0, reach=3), network=R.Network(width=16))
@@ -62,21 +85,15 @@ def test_every_field_has_its_reason():
                     assert isinstance(after, ast.Expr), ast.unparse(one)
 
 
-def test_fit_and_survey_obey(problem, key):
-    recipe = dataclasses.replace(
-        HASTY,
-        survey=R.Survey(budget=0, reach=0.0),
-        network=R.Network(width=5, depth=1),
-        schedule=R.Schedule(steps=6, batch_size=4, repeats=3, anchors=0, validations=2),
-    )
-    fit = mvue.fit(problem, key=key, recipe=recipe)
+def test_fit_and_survey_obey(problem, changed, key):
+    fit = changed
     assert [layer.weight.shape[0] for layer in fit.estimator.network.layers] == [5, 1]
     assert fit.step == 6
     assert fit.history["step"] == [3, 6]
     for name, value in {"batch_size": 4, "repeats": 3, "anchors": 0}.items():
         assert fit.settings[name] == value
-    assert eval(fit.settings["recipe"], {"Recipe": R}) == recipe
-    alone = mvue.survey(problem, key=key, recipe=recipe)
+    assert eval(fit.settings["recipe"], {"Recipe": R}) == CHANGED
+    alone = mvue.survey(problem, key=key, recipe=CHANGED)
     assert alone.ranges == fit.survey.ranges
     assert alone.ranges[0].training == pytest.approx(alone.ranges[0].interest, rel=1e-3)
 
@@ -116,28 +133,23 @@ def test_settings_that_nothing_comes_of_are_refused(recipe, name, line, key):
         mvue.fit(line, network, mvue.emmse(), key=key, **asked)
 
 
-def test_another_recipe_does_not_resume(problem, key, tmp_path):
-    asked = {"key": key, "steps": 2, "checkpoint": tmp_path / "run"}
-    mvue.fit(problem, recipe=HASTY, **asked)
+def test_another_recipe_does_not_resume(problem, hasty, key):
     other = dataclasses.replace(HASTY, survey=R.Survey(budget=1))
     with pytest.raises(mvue.exceptions.CheckpointError, match="recipe"):
-        mvue.fit(problem, recipe=other, **asked)
+        mvue.fit(problem, key=key, steps=2, recipe=other, checkpoint=hasty[1])
 
 
-def test_without_natural_statistics(problem, key, tmp_path):
-    recipe = dataclasses.replace(HASTY, summaries=R.Summaries(natural=False))
-    fit = mvue.fit(problem, key=key, steps=3, recipe=recipe)
-    x = jnp.ones(8)
+def test_without_natural_statistics(changed, tmp_path):
+    fit, x = changed, jnp.ones(8)
     assert fit.survey.statistics.natural(x).shape == (0,)
     mvue.save(fit, tmp_path / "model.mvue")
     loaded = mvue.load(tmp_path / "model.mvue")
-    assert loaded.estimator.statistics.settings == recipe.summaries
+    assert loaded.estimator.statistics.settings == CHANGED.summaries
     np.testing.assert_allclose(loaded(x), fit.estimator(x), rtol=1e-6)
 
 
-def test_print_says_what_the_estimator_is(problem, key):
-    fit = mvue.fit(problem, key=key, steps=2, recipe=HASTY)
-    lines = str(fit).splitlines()
+def test_print_says_what_the_estimator_is(hasty):
+    lines = str(hasty[0]).splitlines()
     assert max(map(len, lines)) <= 100
     text = " ".join(line.strip() for line in lines)
     assert "of a set of 8 scalars (moments, logarithms, sorted values)" in text
