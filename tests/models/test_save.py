@@ -690,11 +690,14 @@ def test_a_check_that_takes_too_long_is_cut_wherever_it_is(calls):
     """Also while a generator is being closed, where what is raised would be lost."""
     from mvue._models.checks import _limited_work, _TooMuchWork
 
-    def work():
+    def open_and_close():
         numbers = (i for i in range(3))
         next(numbers)
         del numbers
 
-    with pytest.raises(_TooMuchWork), _limited_work(calls):
+    def work():
         for _ in range(100):
-            work()
+            open_and_close()
+
+    with pytest.raises(_TooMuchWork), _limited_work(calls):
+        work()
