@@ -45,15 +45,18 @@ def test_the_error_of_the_mean(swept_key):
     assert np.mean((found[..., 0] - exact) ** 2) < 0.01 * np.mean(exact**2)
 
 
+# One object for all seeds, so that it is traced once.
+RATIO = mvue.Problem.from_likelihood(
+    {"level": dist.Uniform(1.0, 3.0), "scale": dist.Uniform(0.5, 2.0)},
+    lambda t: dist.Normal(t["level"], t["scale"]).expand((20,)),
+    target=lambda t: t["level"] / t["scale"],
+)
+
+
 def test_a_function_of_several_parameters(swept_key):
     """The mean over the standard deviation: its efficient error has the variance of the bound."""
-    problem = mvue.Problem.from_likelihood(
-        {"level": dist.Uniform(1.0, 3.0), "scale": dist.Uniform(0.5, 2.0)},
-        lambda t: dist.Normal(t["level"], t["scale"]).expand((20,)),
-        target=lambda t: t["level"] / t["scale"],
-    )
-    seen = mvue.survey(problem, key=swept_key)
-    draw, found = errors_of(problem, seen, swept_key, units=16, repeats=2000)
+    seen = mvue.survey(RATIO, key=swept_key)
+    draw, found = errors_of(RATIO, seen, swept_key, units=16, repeats=2000)
     variance = (1 + np.asarray(draw.y[:, 0]) ** 2 / 2) / 20
     np.testing.assert_allclose(found[..., 0].var(axis=1) / variance, 1.0, atol=0.2)
     assert np.abs(found[..., 0].mean(axis=1) / np.sqrt(variance / 2000)).max() < 5

@@ -10,11 +10,14 @@ import numpyro.distributions as dist
 import pytest
 
 import mvue
+from helpers.hasty import HASTY
 from mvue._default.network import default_network
 from mvue._default.scoring import FirstState, Scored
 from mvue._start.emulator import Emulator, fit_emulator
 
 SETTINGS = mvue.Recipe.MinimumDistance()
+# What comes before it need not be good: it is there to be poor.
+FEW = dataclasses.replace(HASTY, minimum_distance=mvue.Recipe.MinimumDistance(pieces=16))
 N, NOISE, SD = 3000, 1 / 16, 0.3
 
 
@@ -73,8 +76,7 @@ def test_slopes_are_derivatives(seed):
 
 
 def test_the_start_of_a_tone_is_nearly_efficient(tone, seed):
-    recipe = mvue.Recipe(minimum_distance=mvue.Recipe.MinimumDistance(pieces=16))
-    survey, made = start_of(tone, jr.key(seed), recipe)
+    survey, made = start_of(tone, jr.key(seed), FEW)
     assert isinstance(made.network, Scored)
     assert isinstance(made.network.first, FirstState)
     assert made.is_nearest
@@ -98,8 +100,7 @@ def test_a_target_of_several_coordinates(tone):
     problem = dataclasses.replace(
         tone, target=lambda theta: theta["frequency"] + 0.2 * theta["phase"]
     )
-    recipe = mvue.Recipe(minimum_distance=mvue.Recipe.MinimumDistance(pieces=16))
-    survey, made = start_of(problem, jr.key(0), recipe)
+    survey, made = start_of(problem, jr.key(0), FEW)
     assert isinstance(made.network, Scored)
     first = made.network.first
     assert isinstance(first, FirstState)
@@ -110,7 +111,7 @@ def test_a_target_of_several_coordinates(tone):
 
 
 def test_it_can_be_left_out(tone):
-    recipe = mvue.Recipe(minimum_distance=mvue.Recipe.MinimumDistance(used=False))
+    recipe = dataclasses.replace(FEW, minimum_distance=mvue.Recipe.MinimumDistance(used=False))
     _, made = start_of(tone, jr.key(0), recipe)
     assert not made.is_nearest
     assert not isinstance(getattr(made.network, "first", None), FirstState)
