@@ -166,7 +166,7 @@ def _summaries(standard: np.ndarray, kinds: int) -> np.ndarray:
 
 
 def _ties(values: np.ndarray) -> np.ndarray:
-    """The share of elements that are equal to another one, of the column with most, (n,)."""
+    """The share of neighbours in order that are equal, of the column with most, (n,)."""
     ordered = np.sort(values, axis=1)
     return np.mean(np.diff(ordered, axis=1) == 0, axis=1).max(axis=1)
 
