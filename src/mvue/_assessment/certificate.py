@@ -46,8 +46,8 @@ class BiasLimit:
     max_bias_over_sd: float = 0.05
     """The largest |bias|/sd that passes."""
     confidence: float = 0.95
-    """Both wrong answers, pass and fail, have at most about probability 1 - confidence. A wrong fail
-    is more likely where rare large errors cancel the bias: 8 % were seen for 5 %."""
+    """Both wrong answers, pass and fail, have at most about probability 1 - confidence. A wrong
+    fail is more likely where rare large errors cancel the bias: 8 % were seen for 5 %."""
 
     def __post_init__(self) -> None:
         for name, low, high, range_ in (
