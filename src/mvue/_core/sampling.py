@@ -40,12 +40,12 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
 
     Units with a non-finite measurement are left out, if they are few.
     """
-    draw = compiled_draw(problem, key, n, max(m, 2))
+    draw = jax.tree.map(np.asarray, compiled_draw(problem, key, n, max(m, 2)))
     finite = finite_units(draw)
     failing = nonfinite_error(n - int(finite.sum()), n)
     if failing:
         raise failing
-    draw = jax.tree.map(lambda leaf: leaf[np.asarray(finite)], draw)
+    draw = jax.tree.map(lambda leaf: leaf[finite], draw)
     if bool((draw.y == draw.y[:1]).all()):
         raise SimulatorError(
             "prior.sample ignores its key: all parameters are equal; draw them from the key that "
@@ -66,10 +66,11 @@ def pilot_draw(problem: Problem, key: Key, n: int, m: int) -> Draw:
             "jax.random: NumPy draws it once, when the simulator is compiled (or run a simulator "
             "in NumPy with mvue.simulate and train with mvue.fit_data)"
         )
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
+    leaves = jax.tree.leaves(draw.x)
     _check_squares(leaves)
     warn_of_noiseless(sum(map(_frozen, leaves)), sum(leaf[0, 0].size for leaf in leaves), 3)
-    return draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
+    draw = draw._replace(x=jax.tree.map(lambda leaf: leaf[:, :m], draw.x))
+    return jax.device_put(draw)
 
 
 def _check_squares(leaves: list[np.ndarray]) -> None:
@@ -246,15 +247,16 @@ class Simulations:
         return simulate.run(key, numbers, given, self.constants)
 
 
-def finite_units(draw: Draw) -> Array:
-    """Which units have finite y and finite measurements throughout, (N,)."""
+def finite_units(draw: Draw) -> Any:
+    """Which units have finite y and measurements throughout, (N,); on the host, if these are."""
     n = draw.y.shape[0]
+    xp = np if isinstance(draw.y, np.ndarray) else jnp
     checks = [
-        jnp.isfinite(leaf).reshape(n, -1).all(axis=1)
+        xp.isfinite(leaf).reshape(n, -1).all(axis=1)
         for leaf in jax.tree.leaves((draw.y, draw.x))
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
-    return jnp.stack(checks).all(axis=0)
+    return xp.stack(checks).all(axis=0)
 
 
 def nonfinite_error(bad: int, total: int) -> SimulatorError | None:

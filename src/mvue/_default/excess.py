@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._numerics.polynomials import Layer, layer_values, layers_of, legendre
+from .._runtime.jit import as_array
 
 FLOOR = 0.1  # of a squared error over the expected one: logarithms see nothing smaller
 LARGEST = 10.0  # logarithm of an excess
@@ -56,7 +57,7 @@ class ExcessModel(NamedTuple):
         gram, cross = (np.asarray(part, np.float64) for part in sums)
         ridge = RIDGE * np.trace(gram) / len(gram)
         found = np.linalg.solve(gram + ridge * np.eye(len(gram)), cross)
-        return jnp.asarray(found, jnp.result_type(float))
+        return as_array(found)
 
     def of(self, coefficients: Float[Array, "f d"], at: Float[Array, " q"]) -> Float[Array, " d"]:
         """The logarithm of measured over expected squared errors, where that is above one."""

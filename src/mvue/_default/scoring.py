@@ -22,10 +22,10 @@ from .._core.types import Key, Measurement, Theta
 from .._recipe.settings import NetworkSettings, ScheduleSettings
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from .._start.minimum_distance import MinimumDistance
-from .._start.plug_in import PlugIn, as_array, extended_interp
+from .._start.plug_in import PlugIn, extended_interp
 from .._summaries.joint import Summaries
 from ..nn._frozen import Frozen
 from ..nn._layers import mlp

@@ -25,7 +25,7 @@ from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.settings import VerdictSettings
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
-from .._runtime.jit import held, jit
+from .._runtime.jit import as_array, held, jit
 from .._serialise.registry import register
 from ..nn._staged import finish
 
@@ -168,7 +168,7 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
         values = np.interp(np.linspace(ends[0], ends[1], count), grid, table)
         values = np.clip(values, *along.interest)
         columns.append(values if k == 0 else rng.permutation(values))
-    rows = jnp.asarray(np.stack(columns, axis=1), jnp.result_type(float))
+    rows = as_array(np.stack(columns, axis=1))
     return jit(jax.vmap(prior.coordinates.to_theta))(rows)
 
 
@@ -204,7 +204,7 @@ def _errors(
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     wanted = int(np.clip(settings.budget // (values * numbers), settings.fewest, settings.repeats))
     arrays, static = eqx.partition(estimator, eqx.is_array)
-    truth, scale = (jnp.asarray(part, jnp.result_type(float)) for part in (y, 1 / unit))
+    truth, scale = (as_array(part) for part in (y, 1 / unit))
     theta = jax.tree.map(np.asarray, theta)
     count, units, repeats = simulations.count, simulations.units, simulations.repeats
     # Several calls, where there are more values than units in one.

@@ -24,7 +24,7 @@ from .._core.problem import Problem
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Measurement, Theta
-from .._runtime.jit import held, jit
+from .._runtime.jit import as_array, held, jit
 from ..exceptions import BoundError, SimulatorError
 from .sensitivity import Look
 from .settings import LikelihoodSettings
@@ -170,7 +170,6 @@ class _Line:
     def __init__(self, look: Look, prior: TrainingPrior, widths: np.ndarray) -> None:
         self.problem, self.look, self.prior = look.problem, look, prior
         self.coordinates, tables = look.ranges.coordinates, np.asarray(prior.tables, np.float64)
-        as_array = lambda part: jnp.asarray(part, jnp.result_type(float))  # noqa: E731
         step = widths / (tables.shape[1] - 1)
         self.tables, self.widths = as_array(tables), as_array(widths)
         # One unit for all of a range: local ones change by leaps.
@@ -241,7 +240,7 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
     found = []
     for start in range(0, len(places), look.chunk):
         which = np.arange(start, start + look.chunk) % len(places)
-        rows = jnp.asarray(line.rows(places[which]), jnp.result_type(float))
+        rows = as_array(line.rows(places[which]))
         parts = some(rows, jr.fold_in(key, start))
         found.append([np.asarray(part) for part in parts])
     parts = [np.concatenate(part)[: len(places)] for part in zip(*found, strict=True)]
@@ -250,7 +249,7 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
 
 def _moves(problem: Problem, look: Look, rows: np.ndarray, key: Key) -> bool:
     """Whether the support of the data moves with theta at any of some values."""
-    theta = jax.vmap(look.ranges.coordinates.to_theta)(jnp.asarray(rows, jnp.result_type(float)))
+    theta = jax.vmap(look.ranges.coordinates.to_theta)(as_array(rows))
     flat = theta_rows(theta)
     layout = ThetaLayout.of(jax.tree.map(lambda leaf: leaf[0], theta))
     found = Informations.empty(*flat.shape)

@@ -16,7 +16,7 @@ from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
-from .._runtime.jit import held, jit
+from .._runtime.jit import as_array, held, jit
 from .._runtime.threads import in_threads
 from .settings import Recipe
 
@@ -188,7 +188,7 @@ class Look:
             rows = np.arange(start, start + self.chunk) % len(theta)
             self.calls += 1
             key = jr.fold_in(self.key, self.calls)
-            parts = (jnp.asarray(part[rows], jnp.result_type(float)) for part in (down, up))
+            parts = (as_array(part[rows]) for part in (down, up))
             found = Slopes(*map(np.asarray, self._slopes(*parts, key)))
             halves = (up[rows] - down[rows]) / 2
             points = [(Slopes(*(part[i] for part in found)), halves[i]) for i in range(len(rows))]
@@ -314,10 +314,7 @@ class Look:
             for side, k in np.ndindex(2, p):
                 if left[side, k] <= 0:
                     continue
-                thetas = [
-                    r.coordinates.to_theta(jnp.asarray(t, jnp.result_type(float)))
-                    for t in theta[k, side]
-                ]
+                thetas = [r.coordinates.to_theta(as_array(t)) for t in theta[k, side]]
                 if not (good[k, side] and is_defined(self.problem, thetas)):
                     # The end of where the simulator is defined: come closer in smaller steps.
                     step[side, k] /= 2
@@ -348,7 +345,7 @@ class Look:
             both, trusted = self.covariance(theta, reach, across, ends[1])
             upper, trusted_above = self.covariance(theta, reach, above, ends[1])
             theta[:, k] = -sd[k]
-            below = [r.coordinates.to_theta(jnp.asarray(t, jnp.result_type(float))) for t in theta]
+            below = [r.coordinates.to_theta(as_array(t)) for t in theta]
             passes[k] = (
                 (trusted & trusted_above).all()
                 and np.median(both[:, k, k] / upper[:, k, k]) < s.goes_on**2

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._runtime.jit import as_array
 from .._runtime.threads import on_one_thread
 from ..nn._frozen import Frozen
 from .settings import ErrorModelSettings
@@ -49,7 +50,6 @@ def smooth(points: np.ndarray, values: np.ndarray, settings: ErrorModelSettings)
             left_out = np.mean((weights / diagonal[:, None]) ** 2)
             if left_out < best:
                 best, length, heights = left_out, scale, weights
-    as_array = lambda part: jnp.asarray(part, jnp.result_type(float))  # noqa: E731
     return Smooth(
         as_array(points),
         as_array(heights),

@@ -24,7 +24,7 @@ from .._core.ranges import ranges_of
 from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
 from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._summaries.joint import Summaries, choose_statistics
 from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
@@ -78,7 +78,7 @@ class Survey:
 
     def with_errors(self, factors: Sequence[float]) -> "Survey":
         """The same with these factors to the variances to expect, (d,)."""
-        more = jnp.log(jnp.asarray(factors, jnp.result_type(float))) / 2
+        more = as_array(np.log(factors) / 2)
         return dataclasses.replace(self, log_sd=lambda theta: self.log_sd(theta) + more)
 
     def weight(self, theta: Theta) -> Float[Array, " d"]:
@@ -157,7 +157,7 @@ def survey(
         prior = TrainingPrior(found.coordinates, tables)
         training = dataclasses.replace(problem, prior=prior, crb=None)
         trial = jit(training.draw, static_argnums=(1, 2))(keys[3], settings.pilot, 1)
-        if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
+        if float(np.mean(finite_units(jax.tree.map(np.asarray, trial)))) > 1 - NONFINITE_LIMIT:
             break
     log_sd = _expected_error(problem, look, prior, keys[4], widths)
     ranges = tuple(
@@ -188,9 +188,7 @@ def _compressed(
     unit = np.where(high > low, 1 / np.where(high > low, high - low, 1.0), 0.0)
     # Far values are brought closer, lest a few of them decide what is seen.
     mean, axes = signal_subspace(np.arcsinh((values - centre) * unit), most)
-    centre, unit, mean, axes = (
-        jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit, mean, axes)
-    )
+    centre, unit, mean, axes = (as_array(part) for part in (centre, unit, mean, axes))
 
     def summary(x: Measurement) -> Float[Array, " p"]:
         return (jnp.arcsinh((statistics.inputs(x) - centre) * unit) - mean) @ axes
@@ -299,15 +297,12 @@ def _expected_error(
         flat = jax.vmap(lambda one: problem.y_of(coordinates.to_theta(one)))(values.reshape(-1, p))
         return flat.reshape(*values.shape[:-1], -1)
 
-    centre, varied = (
-        np.asarray(y_at(jnp.asarray(part, jnp.result_type(float))), np.float64)
-        for part in (theta, around)
-    )
+    centre, varied = (np.asarray(y_at(as_array(part)), np.float64) for part in (theta, around))
     sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
     log_sds = np.log(sd + _least_error(sd, centre))
     points = place / last * widths
     of_theta = smooth(points, log_sds, model)
-    spans = jnp.asarray(widths, jnp.result_type(float))
+    spans = as_array(widths)
 
     def place_of(theta: Theta) -> Array:
         return (prior.places(theta) + 1) / 2 * spans
@@ -321,7 +316,7 @@ def _expected_error(
     of_both = smooth(np.concatenate([points, along], axis=1), log_sds, model)
     if of_both.left_out > model.much_better * of_theta.left_out:
         return lambda theta: of_theta(place_of(theta))
-    scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
+    scale, table = (as_array(part) for part in (scale, table))
 
     def log_sd(theta: Theta) -> Array:
         along = jax.vmap(jnp.interp)(problem.y_of(theta), table, scale)
@@ -397,7 +392,7 @@ def _error_by_y(
     half = slice(0, settings.points)
     floor = _least_error(sd, y)[half]
     model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor), settings)
-    centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
+    centre, unit = (as_array(part) for part in (centre, unit))
 
     def log_sd(theta: Theta) -> Array:
         return model(3 * (problem.y_of(theta) - centre) / unit)

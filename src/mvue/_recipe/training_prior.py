@@ -8,13 +8,14 @@ from jaxtyping import Array, Float
 
 from .._core.coordinates import Coordinates
 from .._core.types import Key, Theta
+from .._runtime.jit import as_array
 
 
 class TrainingPrior:
     """Independent coordinates of theta, drawn from tables of equally likely steps."""
 
     def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
-        self.coordinates, self.tables = coordinates, jnp.asarray(tables, jnp.result_type(float))
+        self.coordinates, self.tables = coordinates, as_array(tables)
 
     def sample(self, key: Key) -> Theta:
         """One theta."""

@@ -21,12 +21,12 @@ from .._core.types import Key
 from .._linear.spectrum import clipped_coefficients
 from .._recipe.settings import BaselineSettings
 from .._recipe.survey import Survey
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
 from .pieces import Piece, Pieces, trimmed
-from .plug_in import PlugIn, as_array, fit_plug_in, scaled, scaling_of
+from .plug_in import PlugIn, fit_plug_in, scaled, scaling_of
 
 MUCH_BETTER = 0.9  # share of the squared error that is left
 FAR = 5.0  # expected errors: larger ones do not count for more

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 
 from .._numerics.polynomials import legendre
 from .._recipe.settings import MinimumDistanceSettings
+from .._runtime.jit import as_array
 from .._serialise.registry import register
 from ..nn._frozen import Frozen
-from .plug_in import as_array
 
 HELD_OUT = 8  # one unit in so many tells whether more waves help
 SLOWEST = 0.5  # radians from the middle of a range to its end

@@ -20,12 +20,12 @@ from .._core.keys import host_random, several
 from .._core.types import Key
 from .._numerics.small_matrices import invert
 from .._recipe.settings import MinimumDistanceSettings
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Frozen
 from .emulator import Emulator, fit_emulator
 from .pieces import Piece, Pieces
-from .plug_in import PlugIn, as_array
+from .plug_in import PlugIn
 
 BEYOND = 4.0  # standard deviations beyond the ends of what is trained on
 DAMPING = 0.05  # of the steps, as a share of the information

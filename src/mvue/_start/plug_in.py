@@ -15,7 +15,7 @@ from .._core.keys import host_random
 from .._core.types import Key
 from .._recipe.settings import BaselineSettings
 from .._recipe.survey import unit_scale
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
@@ -128,7 +128,3 @@ def scaling_of(statistics: np.ndarray, fewest_draws: int) -> Affine:
     return Affine(
         as_array(np.where(useful, mean, 0.0)), as_array(np.where(useful, 1 / deviation, 0.0))
     )
-
-
-def as_array(values: np.ndarray) -> Array:
-    return jnp.asarray(values, jnp.result_type(float))

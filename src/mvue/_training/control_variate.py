@@ -23,6 +23,7 @@ from .._core.types import Key, Theta
 from .._numerics.polynomials import layer_values, layers_of, legendre
 from .._recipe.settings import ControlVariateSettings
 from .._recipe.training_prior import TrainingPrior
+from .._runtime.jit import as_array
 from ..losses._functions import unit_squared_bias
 
 
@@ -102,7 +103,7 @@ def _quantiles(problem: Problem, key: Key, settings: ControlVariateSettings) -> 
     draws = jax.jit(jax.vmap(lambda key: theta_vector(problem.sample_prior(key))))(keys)
     values = np.asarray(draws, np.float64)
     tables = np.quantile(values, np.linspace(0, 1, settings.table), axis=0).T
-    return jnp.asarray(tables, jnp.result_type(float))
+    return as_array(tables)
 
 
 def _selectors(terms: list[tuple[int, ...]], p: int, degree: int) -> list[np.ndarray]:
@@ -152,12 +153,12 @@ class Control:
     def first(self, params: PyTree, d: int) -> Anchor:
         """The anchor before any was measured."""
         size = len(self.features.degrees)
-        return Anchor(params, jnp.zeros((size, d)), jnp.zeros(d))
+        return Anchor(params, as_array(np.zeros((size, d))), as_array(np.zeros(d)))
 
     def zero(self, d: int) -> BiasSums:
         """Sums over nothing."""
         q = len(self.features.degrees)
-        return BiasSums(*map(jnp.zeros, ((q, q), (q, d), (d,), (d,), ())))
+        return BiasSums(*(as_array(np.zeros(shape)) for shape in ((q, q), (q, d), (d,), (d,), ())))
 
     def noise(
         self, anchor: Anchor, estimates: Array, draw: Draw, baseline: Array | None
@@ -210,8 +211,8 @@ class Control:
         noise = np.maximum(squares - squared_bias / units, np.finfo(float).tiny)
         trust = noise / (noise + missed)
         good = np.isfinite(bias).all(axis=0) & np.isfinite(trust)
-        as_array = lambda part: jnp.asarray(np.where(good, part, 0.0), jnp.result_type(float))  # noqa: E731
-        return Anchor(params, as_array(bias), as_array(trust))
+        bias, trust = (as_array(np.where(good, part, 0.0)) for part in (bias, trust))
+        return Anchor(params, bias, trust)
 
     def scale(self, draw: Draw) -> Float[Array, "n d"]:
         """One over the size of errors, as the weights of the loss have it."""

@@ -25,6 +25,7 @@ from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
 from .._runtime.digest import arrays_digest, program_digest
+from .._runtime.jit import jit
 from .._runtime.memory import bytes_needed, require_memory
 from .._runtime.programs import compiled
 from .._runtime.progress import Progress
@@ -270,11 +271,10 @@ def _held_out(program: Program, key: Key) -> Batches:
     assert program.simulations is not None
     assert isinstance(program.source, SimulatedBatches)
     count = program.source.validation_batches
-    found = program.simulations.at(key, 0)
-    while jax.tree.leaves(found)[0].shape[0] < count:
-        more = program.simulations.at(key, jax.tree.leaves(found)[0].shape[0])
-        found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, more)
-    return jax.tree.map(lambda leaf: leaf[:count], found)
+    at_once = program.simulations.count
+    found = [program.simulations.at(key, first) for first in range(0, count, at_once)]
+    first = jit(lambda parts: jax.tree.map(lambda *part: jnp.concatenate(part)[:count], *parts))
+    return first(found)
 
 
 def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:
@@ -342,7 +342,7 @@ def _choose(
 
 
 def _copy(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.array, tree)
+    return jit(lambda tree: jax.tree.map(jnp.copy, tree))(tree)
 
 
 def _message(history: History) -> str:

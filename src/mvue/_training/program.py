@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -24,6 +25,7 @@ from .._default.scoring import Places, robust_loss, robust_share
 from .._recipe.efficient import EfficientError
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import mapped
+from .._runtime.jit import as_array, jit
 from ..losses._functions import unit_squared_bias
 from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained, OfTheta
@@ -118,25 +120,26 @@ class Program:
     def initial_state(self) -> State:
         # Copies, so that the compiled program never sees one buffer under two names.
         params, average, best, anchor = (
-            jax.tree.map(jnp.array, self.arrays.params) for _ in range(4)
+            jax.tree.map(lambda leaf: as_array(leaf, leaf.dtype), self.arrays.params)
+            for _ in range(4)
         )
         return State(
             step=jnp.asarray(0),
             params=params,
             average=average,
             best=best,
-            opt_state=jax.tree.map(jnp.asarray, self.optimizer.init(params)),
+            opt_state=jit(self.optimizer.init)(params),
             sums=Sums.zero(),
             nonfinite=jnp.asarray(0),
             diverged=jnp.asarray(False),
             anchor=None if self.control is None else self.control.first(anchor, self.d),
             excess=None if self.places is None else self._no_excess(),
-            loss_unit=jnp.ones(()),
+            loss_unit=as_array(1.0),
         )
 
     def _no_excess(self) -> Array:
         assert self.places is not None
-        return jnp.zeros((self.places.excess.size(len(self.places.unit)), self.d))
+        return as_array(np.zeros((self.places.excess.size(len(self.places.unit)), self.d)))
 
     def candidate(self, state: State) -> PyTree:
         """The weights that training would return if it ended now."""
@@ -249,7 +252,7 @@ class Program:
         """Sums over nothing."""
         assert self.places is not None
         size = self.places.excess.size(len(self.places.unit))
-        return ExcessSums(jnp.zeros((size, size)), jnp.zeros((size, self.d)))
+        return ExcessSums(*(as_array(np.zeros((size, n))) for n in (size, self.d)))
 
     def measure_excess(
         self,

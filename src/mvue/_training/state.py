@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._recipe.settings import ScheduleSettings
+from .._runtime.jit import as_array
 from .control_variate import Anchor
 
 
@@ -20,7 +20,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def zero(cls) -> "Sums":
-        return cls(*(jnp.zeros(()),) * 4)
+        return cls(*(as_array(0.0) for _ in range(4)))
 
 
 class Arrays(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
 from .._core.checks import check_count
 from .._core.types import Key
+from .._runtime.jit import as_array
 
 
 def perceptron(
@@ -56,7 +56,7 @@ def _drawn(shapes: Any, rng: np.random.Generator) -> Any:
         if not isinstance(layer, eqx.nn.Linear):
             return layer
         size = 1 / np.sqrt(float(layer.weight.shape[1]))
-        values = lambda leaf: jnp.asarray(rng.uniform(-size, size, leaf.shape), leaf.dtype)  # noqa: E731
+        values = lambda leaf: as_array(rng.uniform(-size, size, leaf.shape), leaf.dtype)  # noqa: E731
         return jax.tree.map(values, layer)
 
     return jax.tree.map(draw, shapes, is_leaf=lambda node: isinstance(node, eqx.nn.Linear))
@@ -66,4 +66,5 @@ def nearly_zero(network: eqx.nn.MLP) -> eqx.nn.MLP:
     """The network with a small last layer: what it corrects is nearly the first estimate."""
     last = lambda mlp: (mlp.layers[-1].weight, mlp.layers[-1].bias)  # noqa: E731
     weight, bias = last(network)
-    return eqx.tree_at(last, network, (0.1 * weight, 0.0 * bias))
+    small = 0.1 * np.asarray(weight), np.zeros_like(bias)
+    return eqx.tree_at(last, network, tuple(as_array(part, part.dtype) for part in small))
