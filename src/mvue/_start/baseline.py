@@ -22,6 +22,7 @@ from .._linear.spectrum import clipped_coefficients
 from .._recipe.settings import BaselineSettings
 from .._recipe.survey import Survey
 from .._runtime.jit import as_array, jit
+from .._runtime.threads import on_one_thread
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
@@ -78,6 +79,7 @@ class Start(NamedTuple):
     not looked for."""
 
 
+@on_one_thread
 def fit_baseline(
     pieces_of: Pieces, survey: Survey, *, only_plug_in: bool = False, key: Key
 ) -> Start:

@@ -341,8 +341,9 @@ def _choose(
     return state.params, "weights of the last step"
 
 
+@jax.jit
 def _copy(tree: PyTree) -> PyTree:
-    return jit(lambda tree: jax.tree.map(jnp.copy, tree))(tree)
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _message(history: History) -> str:
