@@ -106,15 +106,13 @@ class Look:
 
         def simulated(down: Array, up: Array, key: Key, signs: Array) -> Measurement:
             middle, half = (up + down) / 2, (up - down) / 2
-            rows = middle[None, :] + half[None, :] * signs
-            theta = jax.vmap(self.ranges.coordinates.to_theta)(rows)
-            return jax.vmap(self.problem.simulate)(jr.split(key, pairs), theta)
+            rows = middle[None, None, :] + half[None, None, :] * jnp.stack([signs, -signs])
+            theta = jax.vmap(jax.vmap(self.ranges.coordinates.to_theta))(rows)
+            of_signs = jax.vmap(jax.vmap(self.problem.simulate), in_axes=(None, 0))
+            return of_signs(jr.split(key, pairs), theta)
 
-        x = [
-            held(lambda _, s=s: jax.vmap(simulated)(down, up, noise_keys, s), key)
-            for s in (signs, -signs)
-        ]
-        found = jnp.stack([jax.vmap(jax.vmap(self.summary))(one) for one in x], axis=1)
+        x = held(lambda _: jax.vmap(simulated)(down, up, noise_keys, signs), key)
+        found = jax.vmap(jax.vmap(jax.vmap(self.summary)))(x)
         return jax.vmap(self._slopes_of)(found, signs)
 
     def _slopes_of(self, found: Float[Array, "2 r s"], signs: Float[Array, "r p"]) -> "Slopes":

@@ -21,7 +21,7 @@ from .._core.checks import describe_shapes
 from .._core.keys import host_random, key_for, several
 from .._core.problem import Draw, Problem
 from .._core.ranges import ranges_of
-from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
+from .._core.sampling import pilot_draw
 from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
 from .._runtime.jit import as_array, jit
@@ -31,8 +31,9 @@ from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
 from .efficient import EfficientError, efficient_error
-from .sensitivity import Look, SdProfile, distance_along, refined
-from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
+from .margins import training_tables
+from .sensitivity import Look
+from .settings import ErrorModelSettings, Recipe, checked_recipe
 from .smooth import smooth
 from .training_prior import TrainingPrior
 
@@ -151,14 +152,10 @@ def survey(
         return Survey(problem.prior, log_sd, (), statistics, pilot, layout, recipe, note)
     look = Look(problem, found, summary, keys[2], recipe)
     inside = look.inside()
-    below, above = look.outside(inside)
-    for share in (1.0, 0.5, 0.0):
-        tables, widths = _tables(inside.lines, below, above, share, settings)
-        prior = TrainingPrior(found.coordinates, tables)
-        training = dataclasses.replace(problem, prior=prior, crb=None)
-        trial = jit(training.draw, static_argnums=(1, 2))(keys[3], settings.pilot, 1)
-        if float(np.mean(finite_units(jax.tree.map(np.asarray, trial)))) > 1 - NONFINITE_LIMIT:
-            break
+    tables, widths = training_tables(
+        problem, found, inside, look.outside(inside), settings, key=keys[3]
+    )
+    prior = TrainingPrior(found.coordinates, tables)
     log_sd = _expected_error(problem, look, prior, keys[4], widths)
     ranges = tuple(
         Range(
@@ -231,40 +228,6 @@ def _check_own(
                 f"simulations, for example at y = {np.asarray(pilot.y)[unit]}: it must be finite "
                 "wherever the simulator is"
             )
-
-
-def _tables(
-    inside: list[SdProfile],
-    below: list[SdProfile],
-    above: list[SdProfile],
-    share: float,
-    settings: SurveySettings,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tables of training values, (p, table), and their lengths in standard deviations, (p,).
-
-    Values beyond the range of interest are as likely as those within: a density that falls towards
-    the ends would draw estimates inwards by its slope.
-    """
-    tables, widths = [], []
-    finer = [refined(line, settings.between) for line in inside]
-    for inner, low, high in zip(finer, below, above, strict=True):
-        low_count, high_count = (round(share * len(part.values)) for part in (low, high))
-        line = SdProfile(
-            *(
-                np.concatenate([b[:low_count][::-1], i, a[:high_count]])
-                for b, i, a in zip(
-                    (low.values, low.sd),
-                    (inner.values, inner.sd),
-                    (high.values, high.sd),
-                    strict=True,
-                )
-            )
-        )
-        distance = distance_along(line)
-        even = np.linspace(0, distance[-1], settings.table)
-        tables.append(np.interp(even, distance, line.values))
-        widths.append(distance[-1])
-    return np.stack(tables), np.array(widths)
 
 
 def _expected_error(
