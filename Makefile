@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-oldest lint docs bench clean
+.PHONY: demo test test-quick test-oldest lint docs bench clean
 
 # One stamp per set of extras: a target installs only what it uses; dev has it all.
 stamp = $(VENV)/installed-$(if $(wildcard $(VENV)/installed-dev),dev,$(1))
@@ -19,6 +19,16 @@ demo: $(call stamp,all)
 
 test: $(call stamp,test)
 	$(BIN)/python -m pytest
+
+# For daily work: what is checked without a default fit, and one small training.
+QUICK_TESTS := tests/test_architecture.py tests/core/test_problem.py tests/core/test_theta.py \
+	tests/losses tests/numerics tests/serialise tests/linear/test_linear.py \
+	tests/linear/test_grouped_moments.py tests/finish/test_input_range.py \
+	$(addprefix tests/training/test_train.py::,test_key_decides_everything \
+		test_bad_input_is_refused_before_training test_divergence_is_an_outcome)
+
+test-quick: $(call stamp,test)
+	$(BIN)/python -m pytest $(QUICK_TESTS)
 
 # The lowest versions that pyproject.toml allows, in an environment of their own: what touches
 # most of JAX and of the other libraries.
