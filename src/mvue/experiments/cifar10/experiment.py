@@ -291,17 +291,17 @@ EXPERIMENT = Experiment(
     summary="accuracy of distilled students against the number of crops that are averaged",
     presets={
         "smoke": CIFAR10Settings(
-            images=200,
-            steps=40,
-            test_images=100,
+            images=40,
+            steps=4,
+            test_images=20,
             losses=("text",),
             seeds=2,
             batch_size=4,
-            repeats=4,
+            repeats=2,
             crops=4,
             checkpoints=2,
             unchecked_parts=0,
-            held_out=50,
+            held_out=10,
         ),
         "quick": CIFAR10Settings(
             images=10_000,
