@@ -106,6 +106,25 @@ def test_training_stays_where_the_simulator_is_defined(key, given):
     assert 0.94 < found.training[1] < (1.0 if given == "likelihood" else 1.06)
 
 
+def test_margins_that_only_together_leave_the_domain_are_kept(key):
+    """Defined where the sum is below 2.2: each coordinate alone may go beyond 1, not all of both."""
+
+    def simulate(key, theta):
+        x = theta[None] + 0.2 * jr.normal(key, (4, 2))
+        return jnp.where(theta.sum() < 2.2, x, jnp.nan)
+
+    prior = dist.Uniform(jnp.zeros(2), jnp.ones(2)).to_event(1)
+    seen = mvue.survey(mvue.Problem(prior, simulate, exchangeable=True), key=key)
+    low, high = np.array([along.training for along in seen.ranges]).T
+    assert (low < -0.15).all()
+    assert (high > 1.05).all()
+    assert high.sum() > 2.2
+    drawn = jax.vmap(seen.training_prior.sample)(jr.split(key, 20_000))
+    undefined = np.mean(np.asarray(drawn).sum(axis=1) >= 2.2)
+    assert 0 < undefined < 0.1
+    assert abs(seen.training_prior.undefined - undefined) < 5 * np.sqrt(undefined / 1024)
+
+
 def test_error_where_the_slope_of_the_target_vanishes(key):
     """The bound on μ² is zero at μ = 0, the error is not: 4μ²/n + 2/n²."""
     problem = mvue.Problem(

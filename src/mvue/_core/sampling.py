@@ -259,9 +259,12 @@ def finite_units(draw: Draw) -> Any:
     return xp.stack(checks).all(axis=0)
 
 
-def nonfinite_error(bad: int, total: int) -> SimulatorError | None:
-    """What to raise for a simulator that fails too often, beyond what chance explains."""
-    allowed = NONFINITE_LIMIT * total
+def nonfinite_error(bad: int, total: int, expected: float = 0.0) -> SimulatorError | None:
+    """What to raise for a simulator that fails too often, beyond what chance explains.
+
+    A share of failures may be expected, where it is known not to be defined everywhere.
+    """
+    allowed = (NONFINITE_LIMIT + 2 * expected) * total
     if total < NONFINITE_FROM or bad <= allowed + 3 * allowed**0.5:
         return None
     return SimulatorError(

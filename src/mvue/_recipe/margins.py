@@ -1,9 +1,12 @@
 """How far beyond the range of interest to train: as far as the simulator is defined there.
 
 Coordinates of theta that each could go further may together leave the domain of the simulator, as
-the coefficients of an autoregression leave the region where it is stationary. Each margin is then
-made shorter for itself, the one first in which simulations fail most.
+the coefficients of an autoregression leave the region where it is stationary. A few such values are
+rejected in training; where there are many, the margin in which simulations fail most is made
+shorter.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.random as jr
@@ -13,16 +16,26 @@ from jaxtyping import Array
 from .._core.keys import host_random, several
 from .._core.problem import Draw, Problem
 from .._core.ranges import Ranges
-from .._core.sampling import NONFINITE_LIMIT, finite_units
+from .._core.sampling import finite_units
 from .._core.types import Key
 from .._runtime.jit import as_array, jit
 from .sensitivity import Inside, SdProfile, distance_along, refined
 from .settings import SurveySettings
+from .training_prior import TrainingPrior
 
 SHORTEST = 1 / 8  # share of a margin below which there is none
+FAILING = 0.05  # share of training values at which the simulator may be undefined
 
 
-def training_tables(
+class TrainingRange(NamedTuple):
+    """What to train on."""
+
+    prior: TrainingPrior
+    widths: np.ndarray
+    """Lengths of its coordinates in standard deviations, (p,)."""
+
+
+def training_range(
     problem: Problem,
     ranges: Ranges,
     inside: Inside,
@@ -30,8 +43,8 @@ def training_tables(
     settings: SurveySettings,
     *,
     key: Key,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tables of training values, (p, table), and their lengths in standard deviations, (p,).
+) -> TrainingRange:
+    """The range of interest and margins around it.
 
     Args:
         problem: what to simulate.
@@ -59,8 +72,9 @@ def training_tables(
         beyond = np.stack([rows < inside.ends[0], rows > inside.ends[1]])
         failing = (beyond & failed[:, None]).sum(axis=1) / np.maximum(beyond.sum(axis=1), 1)
         failing = np.where(shares > 0, failing, 0.0)
-        if failed.mean() < NONFINITE_LIMIT or not failing.any():
-            return tables, widths
+        if failed.mean() < FAILING or not failing.any():
+            undefined = float(failed.mean()) if failing.any() else 0.0
+            return TrainingRange(TrainingPrior(ranges.coordinates, tables, undefined), widths)
         worst = np.unravel_index(np.argmax(failing), shares.shape)
         shares[worst] = shares[worst] / 2 if shares[worst] > SHORTEST else 0.0
 

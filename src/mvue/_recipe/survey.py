@@ -31,7 +31,7 @@ from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
 from .efficient import EfficientError, efficient_error
-from .margins import training_tables
+from .margins import training_range
 from .sensitivity import Look
 from .settings import ErrorModelSettings, Recipe, checked_recipe
 from .smooth import smooth
@@ -152,10 +152,10 @@ def survey(
         return Survey(problem.prior, log_sd, (), statistics, pilot, layout, recipe, note)
     look = Look(problem, found, summary, keys[2], recipe)
     inside = look.inside()
-    tables, widths = training_tables(
+    prior, widths = training_range(
         problem, found, inside, look.outside(inside), settings, key=keys[3]
     )
-    prior = TrainingPrior(found.coordinates, tables)
+    tables = np.asarray(prior.tables, np.float64)
     log_sd = _expected_error(problem, look, prior, keys[4], widths)
     ranges = tuple(
         Range(

@@ -12,10 +12,19 @@ from .._runtime.jit import as_array
 
 
 class TrainingPrior:
-    """Independent coordinates of theta, drawn from tables of equally likely steps."""
+    """Independent coordinates of theta, drawn from tables of equally likely steps.
 
-    def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
+    Args:
+        coordinates: how theta is made of them.
+        tables: values at equal distances, (p, table).
+        undefined: share of draws, beyond the range of interest, where the simulator is undefined.
+    """
+
+    def __init__(
+        self, coordinates: Coordinates, tables: np.ndarray, undefined: float = 0.0
+    ) -> None:
         self.coordinates, self.tables = coordinates, as_array(tables)
+        self.undefined = undefined
 
     def sample(self, key: Key) -> Theta:
         """One theta."""

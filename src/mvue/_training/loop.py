@@ -235,7 +235,8 @@ def train(
             stop, due, piece = int(asked[:, 0].max()), bool(asked[0, 1]), int(asked[0, 2])
             if outcome is None and stop:
                 outcome = Outcome.INTERRUPTED
-            failing = nonfinite_error(int(state.nonfinite), reached * program.source.batch_size)
+            simulated = reached * program.source.batch_size
+            failing = nonfinite_error(int(state.nonfinite), simulated, program.undefined)
             if checkpoints is not None and (due or failing or outcome is not None):
                 checkpoints.save(reached, state, history)
                 saved = time.perf_counter()

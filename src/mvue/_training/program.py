@@ -24,6 +24,7 @@ from .._default.excess import ExcessSums
 from .._default.scoring import Places, robust_loss, robust_share
 from .._recipe.efficient import EfficientError
 from .._recipe.settings import ScheduleSettings
+from .._recipe.training_prior import TrainingPrior
 from .._runtime.devices import mapped
 from .._runtime.jit import as_array, jit
 from ..losses._functions import unit_squared_bias
@@ -279,6 +280,12 @@ class Program:
             return jax.tree.map(jnp.add, sums, found)
 
         return jax.lax.fori_loop(*numbers, add, sums)
+
+    @property
+    def undefined(self) -> float:
+        """Share of units at whose theta the simulator is known to be undefined."""
+        prior = self.source.problem.prior if isinstance(self.source, SimulatedBatches) else None
+        return prior.undefined if isinstance(prior, TrainingPrior) else 0.0
 
     @property
     def lowers_weights(self) -> bool:

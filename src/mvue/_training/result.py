@@ -18,6 +18,7 @@ from .._finish.input_range import TrainedOn, trained_on_problem
 from .._finish.verdict import Verdict
 from .._intervals.interval import Interval, Intervals, interval
 from .._recipe.survey import Survey
+from .._recipe.training_prior import TrainingPrior
 from .._serialise.registry import register
 
 RANGE_DRAWS = 2**12
@@ -181,6 +182,12 @@ class Fit(Carrier):
             rows.append(("verdict", str(self.verdict)))
         if self.nonfinite:
             left_out = f"{self.nonfinite:,} units with non-finite simulations were left out"
+            prior = None if self.problem is None else self.problem.prior
+            if isinstance(prior, TrainingPrior) and prior.undefined:
+                left_out += (
+                    f"; {prior.undefined:.1%} of the values trained on, beyond the range of "
+                    "interest, are outside of where the simulator is defined"
+                )
             rows.append(("warning", left_out))
         if self.outcome is Outcome.DIVERGED:
             diverged = (
