@@ -107,7 +107,7 @@ def test_training_stays_where_the_simulator_is_defined(key, given):
 
 
 def test_margins_that_only_together_leave_the_domain_are_kept(key):
-    """Defined where the sum is below 2.2: each coordinate alone may go beyond 1, not all of both."""
+    """Defined where the sum is below 2.2: each coordinate alone may go beyond 1, not both."""
 
     def simulate(key, theta):
         x = theta[None] + 0.2 * jr.normal(key, (4, 2))
