@@ -1,5 +1,6 @@
 """The verdict sees what is wrong with an estimator, and says so."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -28,9 +29,9 @@ def seen(problem):
     return mvue.survey(problem, key=jr.key(0), recipe=HASTY_SURVEY)
 
 
-def verdict(estimator, problem, seen, key):
+def verdict(estimator, problem, seen, key, settings=SETTINGS):
     simulations = Simulations(problem, 128, 8, lambda _, x: prepare(estimator, x))
-    return judge(estimator, problem, seen, SETTINGS, simulations, key=key)
+    return judge(estimator, problem, seen, settings, simulations, key=key)
 
 
 def test_the_mean_is_good(problem, seen, swept_key):
@@ -118,3 +119,17 @@ def test_angles_are_named(key):
     assert found.judgement is Judgement.POOR
     assert "alike at both ends of angle" in str(found)
     assert "sine and cosine" in str(found)
+
+
+def test_corners_are_judged(line, key):
+    """An estimator that is biased only where both parameters are at an end is found out."""
+
+    def biased_in_a_corner(x):
+        return x + 0.5 * jax.nn.relu(x.sum() - 1.8)
+
+    seen = mvue.survey(line, key=key, recipe=HASTY_SURVEY)
+    found = verdict(biased_in_a_corner, line, seen, key, mvue.Recipe.Verdict(repeats=4096))
+    corners = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]])
+    distance = np.abs(found.y[None] - corners[:, None]).max(axis=2).min(axis=1)
+    np.testing.assert_allclose(distance, 0, atol=1e-5)
+    assert found.judgement is Judgement.POOR

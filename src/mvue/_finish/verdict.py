@@ -7,6 +7,7 @@ a likelihood, else the error that the information in the summaries allows.
 
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -30,6 +31,7 @@ from .._serialise.registry import register
 from ..nn._staged import finish
 
 SURE = 3.0  # standard errors
+MOST_CORNERED = 3  # coordinates: of more, corners are too many and too unlikely
 CHANCE = 5.0  # standard errors that the largest of many differences may have by chance
 
 
@@ -152,7 +154,10 @@ def judge(
 
 
 def _values(survey: Survey, count: int, key: Key) -> Theta:
-    """Values of theta over the range of interest, (K, ...); each coordinate reaches its ends."""
+    """Values of theta over the range of interest, (K, ...); each coordinate reaches its ends.
+
+    Of a few coordinates, all of them do so at once, too: at the corners.
+    """
     prior = survey.training_prior
     if not isinstance(prior, TrainingPrior):
         y = np.asarray(survey.pilot.y, np.float64)
@@ -161,14 +166,17 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
         return jax.tree.map(lambda leaf: leaf[chosen], survey.pilot.theta)
     rng = host_random(key)
     tables = np.asarray(prior.tables, np.float64)
+    ends = [along.interest for along in survey.ranges]
+    corners = np.zeros((0, len(ends)))
+    if 1 < len(ends) <= MOST_CORNERED and count >= 2 * 2 ** len(ends):
+        corners = np.array(list(itertools.product(*ends)))
     columns = []
-    for k, (table, along) in enumerate(zip(tables, survey.ranges, strict=True)):
+    for k, (table, (low, high)) in enumerate(zip(tables, ends, strict=True)):
         grid = np.linspace(0, 1, len(table))
-        ends = np.interp(along.interest, table, grid)
-        values = np.interp(np.linspace(ends[0], ends[1], count), grid, table)
-        values = np.clip(values, *along.interest)
+        places = np.linspace(*np.interp((low, high), table, grid), count - len(corners))
+        values = np.clip(np.interp(places, grid, table), low, high)
         columns.append(values if k == 0 else rng.permutation(values))
-    rows = as_array(np.stack(columns, axis=1))
+    rows = as_array(np.concatenate([np.stack(columns, axis=1), corners]))
     return jit(jax.vmap(prior.coordinates.to_theta))(rows)
 
 
