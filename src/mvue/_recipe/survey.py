@@ -31,6 +31,7 @@ from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
 from .efficient import EfficientError, efficient_error
+from .expected_error import ErrorAlong, ErrorByY, ExpectedError, raised
 from .sensitivity import Look, SdProfile, distance_along, refined
 from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
@@ -58,7 +59,7 @@ class Survey:
 
     training_prior: Any
     """Where to draw parameters: an object with ``sample(key)``, or the prior of the problem."""
-    log_sd: Callable[[Theta], Float[Array, " d"]]
+    log_sd: ExpectedError
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]
     """The coordinates of theta; empty if the prior was left as it is."""
@@ -79,7 +80,7 @@ class Survey:
     def with_errors(self, factors: Sequence[float]) -> "Survey":
         """The same with these factors to the variances to expect, (d,)."""
         more = jnp.log(jnp.asarray(factors, jnp.result_type(float))) / 2
-        return dataclasses.replace(self, log_sd=lambda theta: self.log_sd(theta) + more)
+        return dataclasses.replace(self, log_sd=raised(self.log_sd, more))
 
     def weight(self, theta: Theta) -> Float[Array, " d"]:
         """One over the variance to expect of an estimate of y: makes errors comparable."""
@@ -133,11 +134,9 @@ def survey(
     """
     recipe = checked_recipe(recipe)
     settings = recipe.survey
-    keys = several(key_for("survey", key), 6)
+    keys = _survey_keys(key)
     x, _ = problem.shapes()
-    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
-    pilot = pilot_draw(problem, keys[0], units, settings.pilot_repeats)
+    pilot = survey_pilot(problem, settings, key)
     layout = layout_of(problem, pilot, recipe.exchangeability, recipe.summaries)
     about_layout = f"; {layout.describe(x)}"
     own = checked_summaries(summaries)
@@ -154,7 +153,7 @@ def survey(
     below, above = look.outside(inside)
     for share in (1.0, 0.5, 0.0):
         tables, widths = _tables(inside.lines, below, above, share, settings)
-        prior = TrainingPrior(found.coordinates, tables)
+        prior = TrainingPrior.of(found.coordinates, tables)
         training = dataclasses.replace(problem, prior=prior, crb=None)
         trial = jit(training.draw, static_argnums=(1, 2))(keys[3], settings.pilot, 1)
         if float(jnp.mean(finite_units(trial))) > 1 - NONFINITE_LIMIT:
@@ -173,6 +172,18 @@ def survey(
     note = f"drawn evenly in standard deviations{about_layout}{about_likelihood}"
     parts = prior, log_sd, ranges, statistics, pilot, layout, recipe, note, use.error
     return Survey(*parts)
+
+
+def survey_pilot(problem: Problem, settings: SurveySettings, key: Key) -> Draw:
+    """The draws that a survey begins with; its key is that of the survey."""
+    x, _ = problem.shapes()
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
+    return pilot_draw(problem, _survey_keys(key)[0], units, settings.pilot_repeats)
+
+
+def _survey_keys(key: Key) -> list[Key]:
+    return several(key_for("survey", key), 6)
 
 
 def _compressed(
@@ -271,7 +282,7 @@ def _tables(
 
 def _expected_error(
     problem: Problem, look: Look, prior: TrainingPrior, key: Key, widths: np.ndarray
-) -> Callable[[Theta], Array]:
+) -> ErrorAlong:
     """Logarithm of the standard deviation of y that the one of theta causes, smooth in theta."""
     tables = np.asarray(prior.tables, np.float64)
     p, coordinates = look.p, look.ranges.coordinates
@@ -308,26 +319,18 @@ def _expected_error(
     points = place / last * widths
     of_theta = smooth(points, log_sds, model)
     spans = jnp.asarray(widths, jnp.result_type(float))
-
-    def place_of(theta: Theta) -> Array:
-        return (prior.places(theta) + 1) / 2 * spans
-
+    along_theta = ErrorAlong(problem, prior, spans, of_theta)
     if p == 1:
-        return lambda theta: of_theta(place_of(theta))
+        return along_theta
     # Of several unknowns y may be the better guide, where it varies within a small part of them.
     pairs = [unit_scale(*columns, last + 1) for columns in zip(centre.T, log_sds.T, strict=True)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
     of_both = smooth(np.concatenate([points, along], axis=1), log_sds, model)
     if of_both.left_out > model.much_better * of_theta.left_out:
-        return lambda theta: of_theta(place_of(theta))
+        return along_theta
     scale, table = (jnp.asarray(part, jnp.result_type(float)) for part in (scale, table))
-
-    def log_sd(theta: Theta) -> Array:
-        along = jax.vmap(jnp.interp)(problem.y_of(theta), table, scale)
-        return of_both(jnp.concatenate([place_of(theta), along]))
-
-    return log_sd
+    return ErrorAlong(problem, prior, spans, of_both, (table, scale))
 
 
 def _nothing_seen(names: Iterable[str], tables: np.ndarray) -> SimulatorError:
@@ -377,7 +380,7 @@ def _error_by_y(
     pilot: Draw,
     statistics: Summaries,
     settings: ErrorModelSettings,
-) -> Callable[[Theta], Array]:
+) -> ErrorByY:
     """The size of errors where the coordinates of theta are not known: a smooth function of y.
 
     It is that of a least-squares fit.
@@ -398,8 +401,4 @@ def _error_by_y(
     floor = _least_error(sd, y)[half]
     model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor), settings)
     centre, unit = (jnp.asarray(part, jnp.result_type(float)) for part in (centre, unit))
-
-    def log_sd(theta: Theta) -> Array:
-        return model(3 * (problem.y_of(theta) - centre) / unit)
-
-    return log_sd
+    return ErrorByY(problem, centre, unit, model)

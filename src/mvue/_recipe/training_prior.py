@@ -1,5 +1,7 @@
 """Where default fits draw parameters: independently, evenly in standard deviations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,11 +12,17 @@ from .._core.coordinates import Coordinates
 from .._core.types import Key, Theta
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingPrior:
     """Independent coordinates of theta, drawn from tables of equally likely steps."""
 
-    def __init__(self, coordinates: Coordinates, tables: np.ndarray) -> None:
-        self.coordinates, self.tables = coordinates, jnp.asarray(tables, jnp.result_type(float))
+    coordinates: Coordinates
+    tables: Float[Array, "p t"]
+
+    @classmethod
+    def of(cls, coordinates: Coordinates, tables: np.ndarray) -> "TrainingPrior":
+        """From tables in double precision."""
+        return cls(coordinates, jnp.asarray(tables, jnp.result_type(float)))
 
     def sample(self, key: Key) -> Theta:
         """One theta."""

@@ -24,14 +24,13 @@ from .._core.sampling import Batches, nonfinite_error
 from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
-from .._runtime.digest import arrays_digest, program_digest
+from .._runtime.digest import arrays_identity, program_identity
 from .._runtime.memory import bytes_needed, require_memory
 from .._runtime.programs import compiled
 from .._runtime.progress import Progress
 from .._runtime.signals import stop_signals
-from .._version import __version__
 from .batches import SimulatedBatches
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, versions_and_key
 from .pools import SimulatedPools
 from .program import Program
 from .result import Fit, History, Outcome
@@ -100,7 +99,7 @@ def train(
         keys: of all random numbers.
         schedule: how long, and what is kept of it on the way.
         settings: what is trained, for the reader.
-        identity: what tells this run from others, besides the settings and the program.
+        identity: what tells this run from others, besides the program.
         started: when the call began.
         progress: where to say how far it is.
         feed: pools of data; None for simulations.
@@ -155,18 +154,14 @@ def train(
         if mesh is not None:  # a run may be resumed on any number of devices
             alone = program.on_one_device()
             traced = _traced(alone, first_run)
-        digests = [program_digest(traced.jaxpr)]
+        programs = [program_identity(traced.jaxpr)]
         if alone.simulations is not None:
-            digests.append(program_digest(alone.simulations.trace().jaxpr))
+            programs.append(program_identity(alone.simulations.trace().jaxpr))
         identity = {
-            **settings,
             **identity,
-            "key": np.asarray(jr.key_data(keys.user)).tolist(),
-            "program": " ".join(digests),
-            "first_state": arrays_digest((first_run[0], constants, held_data)),
-            "loss_unit": f"{float(state.loss_unit):.3g}",  # rounding differs between devices
-            "mvue": __version__,
-            "jax": jax.__version__,
+            "program": programs,
+            "first_state": arrays_identity((first_run[0], constants, held_data)),
+            **versions_and_key(keys.user),
         }
         checkpoints = Checkpoints(schedule.checkpoint, identity)
         restored = checkpoints.restore(state)
