@@ -68,6 +68,13 @@ class Schedule(NamedTuple):
             check_count("patience", self.patience)
         if keep not in ("average", "best", "last"):
             raise ValueError(f"keep must be 'average', 'best' or 'last', got {keep!r}")
+        if self.checkpoint is not None and not (
+            isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)
+        ):
+            raise TypeError(
+                f"checkpoint must be the name of a folder, or None for none, got "
+                f"{self.checkpoint!r}"
+            )
         if not self.checkpoint_every >= 0:
             raise ValueError(
                 f"checkpoint_every must be at least 0 seconds, got {self.checkpoint_every}"
