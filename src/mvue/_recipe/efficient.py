@@ -27,6 +27,7 @@ from .._core.sampling import NONFINITE_LIMIT
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Measurement, Theta
 from .._runtime.jit import held, jit
+from .._runtime.memory import vmap_in_pieces
 from ..exceptions import BoundError, SimulatorError
 from .sensitivity import Look
 from .settings import LikelihoodSettings
@@ -263,7 +264,7 @@ def _look(
                 good,
             )
 
-        return jax.vmap(at)(theta, x)
+        return vmap_in_pieces(at, theta, x)
 
     found = []
     for start in range(0, len(places), look.chunk):

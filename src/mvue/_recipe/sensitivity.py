@@ -17,6 +17,7 @@ from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
 from .._runtime.jit import held, jit
+from .._runtime.memory import vmap_in_pieces
 from .._runtime.threads import in_threads
 from .settings import Recipe
 
@@ -114,7 +115,7 @@ class Look:
             held(lambda _, s=s: jax.vmap(simulated)(down, up, noise_keys, s), key)
             for s in (signs, -signs)
         ]
-        found = jnp.stack([jax.vmap(jax.vmap(self.summary))(one) for one in x], axis=1)
+        found = jnp.stack([vmap_in_pieces(jax.vmap(self.summary), one) for one in x], axis=1)
         return jax.vmap(self._slopes_of)(found, signs)
 
     def _slopes_of(self, found: Float[Array, "2 r s"], signs: Float[Array, "r p"]) -> "Slopes":

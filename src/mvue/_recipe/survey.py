@@ -25,6 +25,7 @@ from .._core.sampling import NONFINITE_LIMIT, finite_units, pilot_draw
 from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
 from .._runtime.jit import jit
+from .._runtime.memory import vmap_in_pieces
 from .._summaries.joint import Summaries, choose_statistics
 from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
@@ -190,7 +191,7 @@ def _compressed(
     statistics: Summaries, pilot: Draw, most: int
 ) -> Callable[[Measurement], Float[Array, " p"]]:
     """The statistics, or of many so many combinations that differ between units."""
-    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    seen = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))(pilot.x)
     values = np.asarray(seen, np.float64)
     if values.shape[2] <= most:
         return statistics.inputs
@@ -385,7 +386,7 @@ def _error_by_y(
 
     It is that of a least-squares fit.
     """
-    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    seen = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))(pilot.x)
     values, y = np.asarray(seen, np.float64), np.asarray(pilot.y, np.float64)
     deviation = values.std(axis=(0, 1))
     deviation = np.where(deviation > 0, deviation, np.inf)
