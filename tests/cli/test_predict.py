@@ -409,3 +409,21 @@ def test_assess_certifies(model, tmp_path, monkeypatch):
     assert "--confidence must be" in run(*before, *certify, "--confidence", "1", code=2).stderr
     assert "--store is about" in run(*before, "--store", code=2).stderr
     assert "--confidence is about" in run(*before, "--confidence", "0.9", code=2).stderr
+
+
+def test_what_is_read_is_not_written_over(model, tmp_path):
+    data, link = tmp_path / "x.csv", tmp_path / "link.csv"
+    data.write_text("1,2,3\n")
+    link.symlink_to(data)
+    before = model.read_bytes()
+    for out in (data, link):
+        assert "would be written over" in run("predict", model, data, "--out", out, code=2).output
+    assert "would be written over" in run("export", model, model, code=2).output
+    assert data.read_text() == "1,2,3\n"
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("rows", ["1_0,2,3\n1,2,3\n", "1,2,3\n1_0,2,3\n"])
+def test_digits_with_underscores_are_no_numbers(model, tmp_path, rows):
+    (tmp_path / "x.csv").write_text(rows)
+    assert "got '1_0'" in run("predict", model, tmp_path / "x.csv", code=1).output

@@ -37,6 +37,16 @@ def test_coarse_rounding_is_outside_and_a_single_tie_is_not(known, seed):
     assert known.outside(np.round(some, 4)).mean() < 0.02
 
 
+def test_numbers_beyond_a_bound_of_the_data_are_outside(known, seed):
+    some = times(np.random.default_rng(seed + 40), 1000, 0.5, 1.0)
+    assert known.outside(-some).all()
+    one = some.copy()
+    one[:, 3] = -0.05
+    assert known.outside(one).all()
+    one[:, 3] = 0.0
+    assert known.outside(one).mean() < 0.01
+
+
 def test_counts_have_ties_in_training(seed):
     rng = np.random.default_rng(seed)
     known = InputRange.of_draws([rng.poisson(3.0, size=(2**14, *TEN))], is_set=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.checks import check_count, describe_shapes
+from .._core.checks import check_count, describe_shapes, refuse_masked
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
 from .._core.types import Estimator, Measurement
 from .._runtime.progress import Progress, progress_for
@@ -367,7 +367,15 @@ def _leading_shape(x: Any, axis: int) -> tuple[int, ...]:
 
 def _as_arrays(x: Any) -> Any:
     """The same with NumPy or JAX arrays for leaves."""
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), x)
+
+    def array(leaf: Any) -> Any:
+        refuse_masked("x", leaf)
+        made = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        if made.dtype.kind in "OSUTMm":
+            raise TypeError(f"x must be numbers, got {made.dtype}")
+        return made
+
+    return jax.tree.map(array, x)
 
 
 def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:

@@ -129,6 +129,8 @@ def _was_used(rng: np.random.Generator, untouched: Any) -> bool:
 
 
 def _checked(output: Any, kind: Kind | None) -> np.ndarray:
+    if isinstance(output, np.ma.MaskedArray) and np.ma.is_masked(output):
+        raise _UnusableDrawError("it returned an array with masked numbers")
     try:
         x = np.array(output)  # a copy: libraries use their buffers again
     except Exception as error:

@@ -28,6 +28,15 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
+def refuse_masked(name: str, value: Any) -> None:
+    """Refuse arrays with masked numbers: below the mask are numbers that nobody means."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError(
+            f"{name} has {np.ma.count_masked(value)} masked numbers, and a mask is not used: leave "
+            f"these measurements out, or fill them, for example by {name}.filled(np.nan)"
+        )
+
+
 def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
     """One name for each component of y; the default ones where none are given."""
     if names is None:
@@ -39,6 +48,9 @@ def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
             f"names must have one entry for each of the {d} components of y, got {len(names)}: "
             f"{tuple(names)}"
         )
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ValueError(f"names must differ, got {twice[0]!r} twice: {tuple(names)}")
     return tuple(names)
 
 

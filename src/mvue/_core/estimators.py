@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from .._serialise.registry import register
 from ..exceptions import NonFiniteWarning, OutsideTrainingWarning
+from .checks import refuse_masked
 from .types import Estimator, Measurement
 
 AT_ONCE = 1024  # measurements that are estimated from at a time
@@ -74,6 +75,8 @@ class MeasurementSpec:
     def arrays(self, x: Measurement) -> Any:
         """One measurement or a batch, with arrays for whatever holds numbers."""
         structure = jax.tree.structure(self.x)
+        for leaf in jax.tree.leaves(x):
+            refuse_masked("x", leaf)
         try:
             given = [_array(leaf) for leaf in structure.flatten_up_to(x)]
         except (ValueError, TypeError):

@@ -16,6 +16,17 @@ def key_for(purpose: str, key: Key) -> Key:
     kind = getattr(key, "dtype", None)
     if kind is None or not (kind == np.uint32 or jnp.issubdtype(kind, jax.dtypes.prng_key)):
         raise TypeError(f"key must be a random key such as jax.random.key(0), got {key!r}")
+    if kind == np.uint32:  # as jax.random.PRNGKey makes them: programs are compiled for the others
+        try:
+            key = jr.wrap_key_data(jnp.asarray(key))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"key must be a random key such as jax.random.key(0): {error}"
+            ) from error
+    if jnp.shape(key) != ():
+        raise TypeError(
+            f"key must be one random key, such as jax.random.key(0), got keys of shape {key.shape}"
+        )
     return jr.fold_in(key, zlib.crc32(purpose.encode()))
 
 

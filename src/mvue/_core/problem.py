@@ -230,8 +230,12 @@ class Problem:
                 f"simulate(key, theta) failed for the theta that the prior gives, "
                 f"{describe_shapes(theta)}: {type(error).__name__}: {error}"
             ) from error
-        if not jax.tree.leaves(x):
-            raise SimulatorError("simulate(key, theta) returned no arrays")
+        if not sum(leaf.size for leaf in jax.tree.leaves(x)):
+            raise SimulatorError(
+                f"simulate(key, theta) must return at least one number, got {describe_shapes(x)}"
+                if jax.tree.leaves(x)
+                else "simulate(key, theta) returned no arrays"
+            )
         return x, y
 
     def _check_log_likelihood(self, x: Any) -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._core.checks import refuse_masked
 from .units import group_rows
 
 
@@ -35,6 +36,8 @@ class Repeats:
             unit_ids: the unit of each row, integers or strings; by default rows with exactly equal
                 y are one unit.
         """
+        refuse_masked("x", x)
+        refuse_masked("y", y)
         x, y = np.asarray(x), np.asarray(y)
         for name, array in (("x", x), ("y", y)):
             if array.dtype.kind not in "biuf":

@@ -128,13 +128,20 @@ class Places(NamedTuple):
     """Coordinates of theta that are parts of the states."""
 
 
-def places_of(survey: Survey, plug_in: PlugIn, settings: NetworkSettings) -> Places:
+class Parts(NamedTuple):
+    """What the states of a problem have: decided by the order of some draws."""
+
+    tied: tuple[int | None, ...]
+    """For each y, the coordinate of theta that it is a function of; None for several."""
+    nuisances: tuple[int, ...] = ()
+    """Coordinates of theta that are parts of the states."""
+
+
+def parts_of(survey: Survey, d: int, settings: NetworkSettings) -> Parts:
     """y, and nuisance parameters that are no function of one of its components."""
-    low, high = plug_in.scale[:, 0], plug_in.scale[:, -1]
-    widths = np.asarray(high - low, np.float64)
     prior, pilot = survey.training_prior, survey.pilot
     chosen: list[int] = []
-    tied: list[int | None] = [None] * len(widths)
+    tied: list[int | None] = [None] * d
     if isinstance(prior, TrainingPrior):
         rows, y = theta_rows(pilot.theta), np.asarray(pilot.y, np.float64)
         if rows.shape[1] == len(survey.ranges):
@@ -145,18 +152,29 @@ def places_of(survey: Survey, plug_in: PlugIn, settings: NetworkSettings) -> Pla
             chosen = [k for k in range(rows.shape[1]) if k not in tied]
         chosen = sorted(chosen, key=lambda k: -survey.ranges[k].width)
         chosen = chosen[: settings.most_nuisances]
+    return Parts(tuple(tied), tuple(chosen))
+
+
+def places_of(
+    survey: Survey, plug_in: PlugIn, settings: NetworkSettings, parts: Parts | None = None
+) -> Places:
+    """Where the parts of a state lie; they are those of `parts_of` unless they are known."""
+    low, high = plug_in.scale[:, 0], plug_in.scale[:, -1]
+    widths = np.asarray(high - low, np.float64)
+    prior = survey.training_prior
+    tied, chosen = parts or parts_of(survey, len(widths), settings)
 
     def of(theta: Theta, y: Float[Array, " d"]) -> Float[Array, " q"]:
         at = jax.vmap(jnp.interp)(y, plug_in.table, plug_in.scale)
-        parts = [(at - (low + high) / 2) / ((high - low) / 2)]
+        found = [(at - (low + high) / 2) / ((high - low) / 2)]
         if chosen:
-            parts.append(prior.places(theta)[np.array(chosen)])
-        return jnp.concatenate(parts)
+            found.append(prior.places(theta)[np.array(chosen)])
+        return jnp.concatenate(found)
 
     all_widths = [*widths, *(survey.ranges[k].width for k in chosen)]
     units = tuple(2 / max(float(width), 1.0) for width in all_widths)
     excess = excess_model(units, settings.excess_degree, settings.excess_layers)
-    return Places(of, units, excess, tuple(tied), tuple(chosen))
+    return Places(of, units, excess, tied, chosen)
 
 
 def first_state(

@@ -73,6 +73,9 @@ class InputRange(eqx.Module):
     limits: np.ndarray
     """The largest score of each kind that is not outside; the last is that of ties, if it is one
     more than the others."""
+    ends: np.ndarray | None = None
+    """The smallest and the largest number of each column that are not outside, (2, p): scores are
+    the same on both sides, and data need not be. None in model files of earlier versions."""
 
     @classmethod
     def of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
@@ -83,6 +86,7 @@ class InputRange(eqx.Module):
     @classmethod
     def _of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
         usual, found, first, count = None, None, None, 0
+        ends: list[np.ndarray] = []
         for piece in pieces:
             values = piece.astype(np.float64)
             values = values[np.isfinite(values).reshape(len(values), -1).all(axis=1)]
@@ -97,12 +101,16 @@ class InputRange(eqx.Module):
             scores = first.scores(values).max(axis=0, initial=0.0)
             found = scores if found is None else np.maximum(found, scores)
             count += len(values)
+            rows = values.reshape(-1, values.shape[-1])
+            ends.append(np.stack([rows.min(axis=0), rows.max(axis=0)]))
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
         if len(limits) > 1 + SUMMARIES:
             limits[-1] += HARMLESS_TIES
-        return cls(is_set, first.usual, first.summaries, limits)
+        low, high = np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]
+        both = _widened(low, high, first.usual.centre, _widening(count))
+        return cls(is_set, first.usual, first.summaries, limits, both)
 
     @classmethod
     def of_moments(cls, mean: np.ndarray, variance: np.ndarray) -> "InputRange":
@@ -121,14 +129,19 @@ class InputRange(eqx.Module):
     def in_units(self, shift: np.ndarray, scale: np.ndarray) -> "InputRange":
         """The same of ``values * scale + shift``, for measurements that are no sets."""
         moved = Scale(self.usual.centre * scale + shift, self.usual.spread * scale)
-        return InputRange(self.is_set, moved, self.summaries, self.limits)
+        ends = None if self.ends is None else self.ends * scale + shift
+        return InputRange(self.is_set, moved, self.summaries, self.limits, ends)
 
     def outside(self, values: np.ndarray) -> np.ndarray:
         """Which of some measurements are far outside, (n,); those that are not finite are."""
         if not len(values):
             return np.zeros(0, bool)
-        scores = self.scores(np.asarray(values, np.float64))
-        return np.asarray(~(scores <= self.limits).all(axis=1))
+        values = np.asarray(values, np.float64)
+        inside = (self.scores(values) <= self.limits).all(axis=1)
+        if self.ends is not None:
+            within = (values >= self.ends[0]) & (values <= self.ends[1])
+            inside &= within.reshape(len(values), -1).all(axis=1)
+        return np.asarray(~inside)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
         """The scores of measurements, (n, kinds)."""
@@ -155,6 +168,18 @@ def _widening(count: int) -> float:
     of a variance, this factor keeps false alarms to half of what is allowed.
     """
     return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
+
+
+def _widened(low: np.ndarray, high: np.ndarray, centre: np.ndarray, by: float) -> np.ndarray:
+    """The ends of columns, farther from their centre; none is beyond zero that was not before."""
+    ends = np.stack([low, high])
+    wide = centre + by * (ends - centre)
+    return np.stack(
+        [
+            np.where(low >= 0, np.maximum(wide[0], 0), wide[0]),
+            np.where(high <= 0, np.minimum(wide[1], 0), wide[1]),
+        ]
+    )
 
 
 def _summaries(standard: np.ndarray, kinds: int) -> np.ndarray:

@@ -133,6 +133,8 @@ def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
             raise TypeError("a scale is not one")
         _check_numbers(scale.centre, (size,))
         _check_numbers(scale.spread, (size,))
+    if seen.ends is not None:
+        _check_numbers(seen.ends, (2, columns))
     _check_numbers(seen.limits, (np.size(seen.limits) if kinds else 1,))
 
 

@@ -8,6 +8,7 @@ has little noise, or none where an efficient estimator exists. The trained estim
 the likelihood.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,16 +20,18 @@ from jaxtyping import Array, Float
 
 from .._bounds.regularity import refuse_moving_support
 from .._bounds.result import Informations
+from .._core.coordinates import Coordinates
 from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Measurement, Theta
 from .._runtime.jit import as_array, held, jit
+from .._runtime.memory import vmap_in_pieces
 from ..exceptions import BoundError, SimulatorError
 from .sensitivity import Look
 from .settings import LikelihoodSettings
-from .smooth import smooth
+from .smooth import Smooth, smooth
 from .training_prior import TrainingPrior
 
 EfficientError = Callable[[Theta, Measurement], Float[Array, " d"]]
@@ -86,7 +89,7 @@ def efficient_error(
         return LikelihoodUse(None, "")
     if look.ranges.whole:
         return LikelihoodUse(None, "theta is of whole numbers")
-    line = _Line(look, prior, widths)
+    line = Line.of(problem, prior, widths)
     try:
         jax.eval_shape(line.scores, *_shapes(problem))
         jax.eval_shape(line.slopes, _shapes(problem)[0])
@@ -95,7 +98,7 @@ def efficient_error(
         return LikelihoodUse(None, f"it cannot be differentiated ({reason})")
     place_key, draw_key, support_key = several(key, 3)
     places = host_random(place_key).uniform(size=(look.points, look.p)) * widths
-    seen = _look(line, places, log_sd, draw_key)
+    seen = _look(look, line, places, log_sd, draw_key)
     interest = np.stack([look.ranges.low, look.ranges.high])
     rows = line.rows(places)
     within = ((rows >= interest[0]) & (rows <= interest[1])).all(axis=1) & seen.good
@@ -131,14 +134,7 @@ def efficient_error(
     logs = vectors * np.log(values)[:, None, :] @ vectors.swapaxes(1, 2)
     upper = np.triu_indices(look.p)
     fitted = smooth(places[seen.good], logs[:, upper[0], upper[1]], look.recipe.error_model)
-
-    def error(theta: Theta, x: Measurement) -> Float[Array, " d"]:
-        entries = fitted(line.place_of(theta))
-        half = jnp.zeros((look.p, look.p), entries.dtype).at[upper].set(entries)
-        logarithm = jnp.where(np.eye(look.p, dtype=bool), half, half + half.T)
-        return line.slopes(theta) @ (_exponential(-logarithm) @ line.scores(theta, x))
-
-    return LikelihoodUse(error, "")
+    return LikelihoodUse(OfLikelihood(line, fitted), "")
 
 
 def _exponential(matrix: Float[Array, "p p"]) -> Float[Array, "p p"]:
@@ -164,21 +160,34 @@ def _wrong(
     return (alone | together[None, :]) & where[:, None]
 
 
-class _Line:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
     """Coordinates of theta in standard deviations, from the lower end of what is trained on."""
 
-    def __init__(self, look: Look, prior: TrainingPrior, widths: np.ndarray) -> None:
-        self.problem, self.look, self.prior = look.problem, look, prior
-        self.coordinates, tables = look.ranges.coordinates, np.asarray(prior.tables, np.float64)
+    problem: Problem
+    prior: TrainingPrior
+    widths: Float[Array, " p"]
+    unit: Float[Array, " p"]
+    """One for all of a range: local ones change by leaps."""
+
+    @classmethod
+    def of(cls, problem: Problem, prior: TrainingPrior, widths: np.ndarray) -> "Line":
+        """The coordinates of a prior whose ranges have these widths."""
+        tables = np.asarray(prior.tables, np.float64)
         step = widths / (tables.shape[1] - 1)
-        self.tables, self.widths = as_array(tables), as_array(widths)
-        # One unit for all of a range: local ones change by leaps.
-        self.unit = as_array(np.median(np.diff(tables, axis=1) / step[:, None], axis=1))
+        unit = np.median(np.diff(tables, axis=1) / step[:, None], axis=1)
+        return cls(problem, prior, as_array(widths), as_array(unit))
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of theta."""
+        return self.prior.coordinates
 
     def rows(self, places: np.ndarray) -> np.ndarray:
         """Coordinates (n, p) at places (n, p)."""
-        grid = np.linspace(0, 1, self.tables.shape[1])
-        columns = zip(places.T, np.asarray(self.widths), np.asarray(self.tables), strict=True)
+        tables = np.asarray(self.prior.tables)
+        grid = np.linspace(0, 1, tables.shape[1])
+        columns = zip(places.T, np.asarray(self.widths), tables, strict=True)
         return np.stack([np.interp(at / width, grid, table) for at, width, table in columns], 1)
 
     def place_of(self, theta: Theta) -> Float[Array, " p"]:
@@ -202,9 +211,28 @@ class _Line:
         return of_row * self.unit[None, :]
 
 
-def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key: Key) -> _Seen:
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfLikelihood:
+    """The error that an efficient estimator makes of one measurement, from the likelihood."""
+
+    line: Line
+    logarithm: Smooth
+    """Of the information, its upper triangle."""
+
+    def __call__(self, theta: Theta, x: Measurement) -> Float[Array, " d"]:
+        """At the theta that a measurement was simulated with."""
+        p, line = self.line.widths.shape[0], self.line
+        entries = self.logarithm(line.place_of(theta))
+        half = jnp.zeros((p, p), entries.dtype).at[np.triu_indices(p)].set(entries)
+        logarithm = jnp.where(np.eye(p, dtype=bool), half, half + half.T)
+        return line.slopes(theta) @ (_exponential(-logarithm) @ line.scores(theta, x))
+
+
+def _look(
+    look: Look, line: Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key: Key
+) -> _Seen:
     """Scores at places (n, p), simulated some places at a time."""
-    look, problem = line.look, line.problem
+    problem = line.problem
     size = look.simulations // 2
 
     @jit
@@ -235,7 +263,7 @@ def _look(line: _Line, places: np.ndarray, log_sd: Callable[[Theta], Array], key
                 good,
             )
 
-        return jax.vmap(at)(theta, x)
+        return vmap_in_pieces(at, theta, x)
 
     found = []
     for start in range(0, len(places), look.chunk):

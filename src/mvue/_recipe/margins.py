@@ -74,7 +74,7 @@ def training_range(
         failing = np.where(shares > 0, failing, 0.0)
         if failed.mean() < FAILING or not failing.any():
             undefined = float(failed.mean()) if failing.any() else 0.0
-            return TrainingRange(TrainingPrior(ranges.coordinates, tables, undefined), widths)
+            return TrainingRange(TrainingPrior.of(ranges.coordinates, tables, undefined), widths)
         worst = np.unravel_index(np.argmax(failing), shares.shape)
         shares[worst] = shares[worst] / 2 if shares[worst] > SHORTEST else 0.0
 

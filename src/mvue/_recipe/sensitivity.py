@@ -17,6 +17,7 @@ from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
 from .._runtime.jit import as_array, held, jit
+from .._runtime.memory import vmap_in_pieces
 from .._runtime.threads import in_threads
 from .settings import Recipe
 
@@ -112,7 +113,7 @@ class Look:
             return of_signs(jr.split(key, pairs), theta)
 
         x = held(lambda _: jax.vmap(simulated)(down, up, noise_keys, signs), key)
-        found = jax.vmap(jax.vmap(jax.vmap(self.summary)))(x)
+        found = vmap_in_pieces(jax.vmap(jax.vmap(self.summary)), x)
         return jax.vmap(self._slopes_of)(found, signs)
 
     def _slopes_of(self, found: Float[Array, "2 r s"], signs: Float[Array, "r p"]) -> "Slopes":

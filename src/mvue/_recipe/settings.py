@@ -133,6 +133,9 @@ class BaselineSettings(Settings):
     """λ of the linear estimator; the network takes out the rest of the bias."""
     largest_input: float = setting(5.0)
     """Standard deviations up to which network inputs are as they are; beyond, logarithms."""
+    least_reach: float = setting(10.0)
+    """Standard deviations by which the linear estimator may always differ from the plug-in; it may
+    by more where simulations do."""
     fewest_draws: int = setting(8)
     """That may carry the fourth moment of a statistic; what fewer carry has no scale."""
 

@@ -25,15 +25,17 @@ from .._core.sampling import pilot_draw
 from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
 from .._runtime.jit import as_array, jit
+from .._runtime.memory import vmap_in_pieces
 from .._summaries.joint import Summaries, choose_statistics
 from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
 from .efficient import EfficientError, efficient_error
+from .expected_error import ErrorAlong, ErrorByY, ExpectedError, raised
 from .margins import training_range
 from .sensitivity import Look
-from .settings import ErrorModelSettings, Recipe, checked_recipe
+from .settings import ErrorModelSettings, Recipe, SurveySettings, checked_recipe
 from .smooth import smooth
 from .training_prior import TrainingPrior
 
@@ -59,7 +61,7 @@ class Survey:
 
     training_prior: Any
     """Where to draw parameters: an object with ``sample(key)``, or the prior of the problem."""
-    log_sd: Callable[[Theta], Float[Array, " d"]]
+    log_sd: ExpectedError
     """Logarithm of the standard deviation to expect of an estimate of y, at one theta."""
     ranges: tuple[Range, ...]
     """The coordinates of theta; empty if the prior was left as it is."""
@@ -80,7 +82,7 @@ class Survey:
     def with_errors(self, factors: Sequence[float]) -> "Survey":
         """The same with these factors to the variances to expect, (d,)."""
         more = as_array(np.log(factors) / 2)
-        return dataclasses.replace(self, log_sd=lambda theta: self.log_sd(theta) + more)
+        return dataclasses.replace(self, log_sd=raised(self.log_sd, more))
 
     def weight(self, theta: Theta) -> Float[Array, " d"]:
         """One over the variance to expect of an estimate of y: makes errors comparable."""
@@ -134,11 +136,9 @@ def survey(
     """
     recipe = checked_recipe(recipe)
     settings = recipe.survey
-    keys = several(key_for("survey", key), 6)
+    keys = _survey_keys(key)
     x, _ = problem.shapes()
-    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
-    pilot = pilot_draw(problem, keys[0], units, settings.pilot_repeats)
+    pilot = survey_pilot(problem, settings, key)
     layout = layout_of(problem, pilot, recipe.exchangeability, recipe.summaries)
     about_layout = f"; {layout.describe(x)}"
     own = checked_summaries(summaries)
@@ -172,11 +172,23 @@ def survey(
     return Survey(*parts)
 
 
+def survey_pilot(problem: Problem, settings: SurveySettings, key: Key) -> Draw:
+    """The draws that a survey begins with; its key is that of the survey."""
+    x, _ = problem.shapes()
+    numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
+    return pilot_draw(problem, _survey_keys(key)[0], units, settings.pilot_repeats)
+
+
+def _survey_keys(key: Key) -> list[Key]:
+    return several(key_for("survey", key), 6)
+
+
 def _compressed(
     statistics: Summaries, pilot: Draw, most: int
 ) -> Callable[[Measurement], Float[Array, " p"]]:
     """The statistics, or of many so many combinations that differ between units."""
-    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    seen = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))(pilot.x)
     values = np.asarray(seen, np.float64)
     if values.shape[2] <= most:
         return statistics.inputs
@@ -232,7 +244,7 @@ def _check_own(
 
 def _expected_error(
     problem: Problem, look: Look, prior: TrainingPrior, key: Key, widths: np.ndarray
-) -> Callable[[Theta], Array]:
+) -> ErrorAlong:
     """Logarithm of the standard deviation of y that the one of theta causes, smooth in theta."""
     tables = np.asarray(prior.tables, np.float64)
     p, coordinates = look.p, look.ranges.coordinates
@@ -266,26 +278,18 @@ def _expected_error(
     points = place / last * widths
     of_theta = smooth(points, log_sds, model)
     spans = as_array(widths)
-
-    def place_of(theta: Theta) -> Array:
-        return (prior.places(theta) + 1) / 2 * spans
-
+    along_theta = ErrorAlong(problem, prior, spans, of_theta)
     if p == 1:
-        return lambda theta: of_theta(place_of(theta))
+        return along_theta
     # Of several unknowns y may be the better guide, where it varies within a small part of them.
     pairs = [unit_scale(*columns, last + 1) for columns in zip(centre.T, log_sds.T, strict=True)]
     scale, table = (np.stack(parts) for parts in zip(*pairs, strict=True))
     along = np.stack([np.interp(*parts) for parts in zip(centre.T, table, scale, strict=True)], 1)
     of_both = smooth(np.concatenate([points, along], axis=1), log_sds, model)
     if of_both.left_out > model.much_better * of_theta.left_out:
-        return lambda theta: of_theta(place_of(theta))
+        return along_theta
     scale, table = (as_array(part) for part in (scale, table))
-
-    def log_sd(theta: Theta) -> Array:
-        along = jax.vmap(jnp.interp)(problem.y_of(theta), table, scale)
-        return of_both(jnp.concatenate([place_of(theta), along]))
-
-    return log_sd
+    return ErrorAlong(problem, prior, spans, of_both, (table, scale))
 
 
 def _nothing_seen(names: Iterable[str], tables: np.ndarray) -> SimulatorError:
@@ -335,12 +339,12 @@ def _error_by_y(
     pilot: Draw,
     statistics: Summaries,
     settings: ErrorModelSettings,
-) -> Callable[[Theta], Array]:
+) -> ErrorByY:
     """The size of errors where the coordinates of theta are not known: a smooth function of y.
 
     It is that of a least-squares fit.
     """
-    seen = jit(jax.vmap(jax.vmap(statistics.inputs)))(pilot.x)
+    seen = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))(pilot.x)
     values, y = np.asarray(seen, np.float64), np.asarray(pilot.y, np.float64)
     deviation = values.std(axis=(0, 1))
     deviation = np.where(deviation > 0, deviation, np.inf)
@@ -356,8 +360,4 @@ def _error_by_y(
     floor = _least_error(sd, y)[half]
     model = smooth(3 * (y[half] - centre) / unit, np.log(sd[half] + floor), settings)
     centre, unit = (as_array(part) for part in (centre, unit))
-
-    def log_sd(theta: Theta) -> Array:
-        return model(3 * (problem.y_of(theta) - centre) / unit)
-
-    return log_sd
+    return ErrorByY(problem, centre, unit, model)

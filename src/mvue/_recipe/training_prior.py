@@ -1,5 +1,7 @@
 """Where default fits draw parameters: independently, evenly in standard deviations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,6 +13,7 @@ from .._core.types import Key, Theta
 from .._runtime.jit import as_array
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingPrior:
     """Independent coordinates of theta, drawn from tables of equally likely steps.
 
@@ -20,11 +23,16 @@ class TrainingPrior:
         undefined: share of draws, beyond the range of interest, where the simulator is undefined.
     """
 
-    def __init__(
-        self, coordinates: Coordinates, tables: np.ndarray, undefined: float = 0.0
-    ) -> None:
-        self.coordinates, self.tables = coordinates, as_array(tables)
-        self.undefined = undefined
+    coordinates: Coordinates
+    tables: Float[Array, "p t"]
+    undefined: float = 0.0
+
+    @classmethod
+    def of(
+        cls, coordinates: Coordinates, tables: np.ndarray, undefined: float = 0.0
+    ) -> "TrainingPrior":
+        """From tables in double precision."""
+        return cls(coordinates, as_array(tables), undefined)
 
     def sample(self, key: Key) -> Theta:
         """One theta."""

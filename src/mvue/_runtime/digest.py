@@ -1,4 +1,9 @@
-"""Digests of traced programs and of arrays, which identify a training run."""
+"""Identities of traced programs and of arrays, which tell training runs apart.
+
+Floating-point numbers differ in their last digits between machines, even if everything else is the
+same. So they are no part of a digest: an identity is a digest of all else and a list of numbers,
+which `same_identity` compares with a tolerance.
+"""
 
 import hashlib
 import re
@@ -10,51 +15,107 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+TOLERANCE = 1e-4  # of numbers that are the same but for rounding
+
 _ARRAYS = (np.ndarray, jax.Array)
 
 
-def program_digest(program: Any) -> str:
-    """A digest of a traced program: its operations and the constants it closes over.
+def program_identity(program: Any) -> dict[str, Any]:
+    """The operations of a traced program and the numbers in it, those of constants included.
 
-    It changes with the prior, the simulator, the network, the loss and the optimizer. The text
+    They change with the prior, the simulator, the network, the loss and the optimizer. The text
     that JAX prints would not do: it tells whether two nested programs are one object, which
     depends on what else the process has traced.
     """
     known: dict[int, str] = {}
+    listed: set[tuple[str, ...]] = set()
 
-    def described(node: Any) -> str:
+    def described(node: Any, numbers: list[float]) -> str:
         if isinstance(node, (list, tuple)):
-            return f"({' '.join(map(described, node))})"
-        if isinstance(node, _ARRAYS):
-            return arrays_digest(node)
+            return f"({' '.join(described(child, numbers) for child in node)})"
+        if isinstance(node, (*_ARRAYS, float, np.floating)):
+            found = arrays_identity(node)
+            numbers += found["numbers"]
+            return found["exact"]
         if hasattr(node, "jaxpr"):  # closed
-            return described(node.jaxpr) + described(node.consts)
+            return described(node.jaxpr, numbers) + described(node.consts, numbers)
         if hasattr(node, "eqns"):
             if id(node) not in known:
-                known[id(node)] = _text_digest(operations(node))
+                own: list[float] = []
+                known[id(node)] = digest = _text_digest(operations(node, own))
+                # One that was traced twice is listed once, as if it had been traced once.
+                name = (digest, *map(str, own))
+                numbers += [] if name in listed else own
+                listed.add(name)
             return known[id(node)]
         return re.sub(r"0x[0-9a-f]+", "", str(node))  # addresses differ between processes
 
-    def operations(jaxpr: Any) -> str:
+    def operations(jaxpr: Any, numbers: list[float]) -> str:
         names: dict[Any, int] = {}
 
         def named(variables: Iterable[Any]) -> str:
             return " ".join(
-                f"{described(v.val) if hasattr(v, 'val') else names.setdefault(v, len(names))}"
-                f":{v.aval}"
+                f"{described(v.val, numbers) if hasattr(v, 'val') else place(v)}:{v.aval}"
                 for v in variables
             )
+
+        def place(variable: Any) -> int:
+            return names.setdefault(variable, len(names))
 
         lines = [named([*jaxpr.constvars, *jaxpr.invars])]
         for equation in jaxpr.eqns:
             settings = [(k, equation.params[k]) for k in sorted(equation.params)]
             lines.append(
-                f"{named(equation.outvars)} = {equation.primitive} {described(settings)} "
+                f"{named(equation.outvars)} = {equation.primitive} {described(settings, numbers)} "
                 f"{named(equation.invars)}"
             )
         return "\n".join([*lines, named(jaxpr.outvars)])
 
-    return _text_digest(described(program))
+    numbers: list[float] = []
+    return {"exact": _text_digest(described(program, numbers)), "numbers": numbers}
+
+
+def arrays_identity(tree: PyTree) -> dict[str, Any]:
+    """Shapes, dtypes and whole numbers of all arrays in a tree, and two numbers for each other."""
+    digest, numbers = hashlib.sha256(), []
+    for leaf in jax.tree.leaves(tree):
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        digest.update(f"{array.shape} {array.dtype} ".encode())
+        if not jnp.issubdtype(array.dtype, np.inexact):
+            digest.update(array.tobytes())
+            continue
+        if np.iscomplexobj(array):
+            array = np.stack([np.real(array), np.imag(array)])
+        flat = array.astype(np.float64).ravel()
+        finite = np.isfinite(flat)
+        digest.update(f"{np.flatnonzero(~finite).tolist()} ".encode())
+        numbers += _typical(np.where(finite, flat, 0.0))
+    return {"exact": digest.hexdigest()[:16], "numbers": numbers}
+
+
+def _typical(flat: np.ndarray) -> list[float]:
+    """The size of some numbers, and a sum that differs if any of them does, of the same order."""
+    if flat.size <= 1:
+        return flat.tolist()
+    size = float(np.sqrt(np.mean(flat**2)))
+    weights = np.random.default_rng(flat.size).normal(size=flat.size)
+    return [size, 5 * size + float(flat @ weights) / flat.size**0.5]
+
+
+def same_identity(one: Any, other: Any, tolerance: float = TOLERANCE) -> bool:
+    """Whether two identities differ in the last digits of floating-point numbers at most."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            same_identity(one[name], other[name], tolerance) for name in one
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(same_identity(*pair, tolerance) for pair in pairs)
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= tolerance * max(abs(one), abs(other))
+    return one == other
 
 
 def _text_digest(text: str) -> str:

@@ -13,7 +13,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -100,7 +100,7 @@ def read(path: str | Path) -> Contents:
             raise ModelFileError(f"{path} cannot be read: {error}") from None
 
 
-def read_stream(stream: BinaryIO, size: int) -> Contents:
+def read_stream(stream: Any, size: int) -> Contents:
     """Read so many bytes that are sound, or raise `ModelFileError`."""
     outer, start = _outer_header(stream.read(8), stream, size)
     table = _table(outer, size - start)

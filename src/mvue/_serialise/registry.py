@@ -154,6 +154,14 @@ def register(
     return target
 
 
+def entries_of(*targets: type) -> dict[str, Entry]:
+    """Classes that stand in files of this process's own, by name; model files cannot name them."""
+    return {
+        target.__name__: Entry(target.__name__, target, _fields_of(target, None), False, None)
+        for target in targets
+    }
+
+
 def register_built(
     target: type,
     *,

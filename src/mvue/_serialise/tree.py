@@ -11,6 +11,7 @@ import importlib
 import inspect
 import math
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -51,13 +52,25 @@ class BrokenTreeError(ValueError):
 
 
 class Encoder:
-    """Describes trees; their arrays are collected as tensors."""
+    """Describes trees; their arrays are collected as tensors.
 
-    def __init__(self) -> None:
+    Args:
+        given: what whoever reads it will have at hand, such as functions of a user.
+        more: classes besides those that are registered.
+    """
+
+    def __init__(
+        self, given: Mapping[str, Any] | None = None, more: Mapping[str, Entry] | None = None
+    ) -> None:
         self.tensors: dict[str, np.ndarray] = {}
+        self._given = dict(given or {})
+        self._names = {id(value): name for name, value in self._given.items()}
+        self._more = {entry.target: entry for entry in (more or {}).values()}
 
     def node(self, value: Any, path: str) -> Node:
         """The description of a value; `path` names it and what is in it."""
+        if id(value) in self._names:
+            return {"given": self._names[id(value)]}
         if value is None or type(value) in (bool, str):
             return value
         if type(value) is int:
@@ -85,7 +98,7 @@ class Encoder:
         return self._object(value, path)
 
     def _object(self, value: Any, path: str) -> Node:
-        entry = entry_of(type(value))
+        entry = self._more.get(type(value)) or entry_of(type(value))
         if entry is not None:
             if entry.fields is None:
                 return {"type": entry.name, "fields": {"value": self.node(value.value, path)}}
@@ -144,10 +157,22 @@ class Encoder:
 
 
 class Decoder:
-    """Builds trees from descriptions; every tensor is used once."""
+    """Builds trees from descriptions; every tensor is used once.
 
-    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+    Args:
+        tensors: the arrays.
+        given: as in `Encoder`.
+        more: as in `Encoder`.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, np.ndarray],
+        given: Mapping[str, Any] | None = None,
+        more: Mapping[str, Entry] | None = None,
+    ) -> None:
         self.tensors = dict(tensors)
+        self._given, self._more = given or {}, more or {}
         self.nodes = self.objects = self.built = 0
 
     def value(self, node: Node, depth: int = 0) -> Any:
@@ -173,6 +198,12 @@ class Decoder:
                     raise BrokenTreeError(f"it has a {key!r} with the keys {_brief(sorted(node))}")
                 return build(self, node, depth + 1)
         raise BrokenTreeError(f"it has an object with the keys {_brief(sorted(node))}")
+
+    def _at_hand(self, node: Node, _: int) -> Any:
+        name = node["given"]
+        if not isinstance(name, str) or name not in self._given:
+            raise BrokenTreeError(f"it refers to {_brief(name)}, which is not given")
+        return self._given[name]
 
     def _float(self, node: Node, _: int) -> float:
         if node["float"] not in ("nan", "inf", "-inf"):
@@ -212,7 +243,9 @@ class Decoder:
         return jax.ShapeDtypeStruct(_shape(node["shape"]), self._dtype(node, depth))
 
     def _instance(self, node: Node, depth: int) -> Any:
-        entry = _entry(node["type"])
+        name = node["type"]
+        entry = self._more.get(name) if isinstance(name, str) else None
+        entry = entry or _entry(name)
         given = _dictionary(node["fields"])
         given = {entry.renamed.get(name, name): child for name, child in given.items()}
         if not inspect.isclass(entry.target):
@@ -315,6 +348,7 @@ class Decoder:
             (("complex",), (), _complex),
             (("partial", "args", "keywords", "pytree"), (), _partial),
             (("method", "of"), (), _method),
+            (("given",), (), _at_hand),
         )
     )
 

@@ -27,10 +27,11 @@ from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
 from .pieces import Piece, Pieces, trimmed
-from .plug_in import PlugIn, fit_plug_in, scaled, scaling_of
+from .plug_in import FARTHEST, PlugIn, fit_plug_in, scaled, scaling_of
 
 MUCH_BETTER = 0.9  # share of the squared error that is left
 FAR = 5.0  # expected errors: larger ones do not count for more
+WIDENED = 1.25  # what simulations show, for those that were not seen
 
 
 @register(name="mvue.Baseline")
@@ -42,6 +43,10 @@ class Baseline(Frozen):
 
     natural: Affine
     weights: Float[Array, "d q"]
+    reach: Float[Array, " d"] | None = None
+    """How far from the plug-in estimate it is left as it is, in standard deviations of that; None
+    for anywhere, as in files of earlier versions. Inverses grow without bound where readings are
+    all equal, and the plug-in estimate does not."""
 
     def __call__(
         self,
@@ -55,7 +60,13 @@ class Baseline(Frozen):
         size = inputs.shape[0] + 1
         of_plug_in, of_corrections, of_natural = jnp.split(self.weights, [1, 1 + size], axis=1)
         corrections = jnp.exp(log_sd) * (of_corrections @ jnp.append(inputs, 1.0))
-        return of_plug_in[:, 0] * plug_in + corrections + of_natural @ self._shared(natural)
+        estimate = of_plug_in[:, 0] * plug_in + corrections + of_natural @ self._shared(natural)
+        if self.reach is None:
+            return estimate
+        distance = (estimate - plug_in) * jnp.exp(-log_sd)
+        beyond = jnp.clip(jnp.abs(distance) - self.reach, 0.0, FARTHEST)
+        closer = jnp.sign(distance) * (self.reach + jnp.log1p(beyond))
+        return jnp.where(beyond == 0, estimate, plug_in + closer * jnp.exp(log_sd))
 
     def row(self, plug_in: Array, log_sd: Array, inputs: Array, natural: Array) -> Array:
         """What the estimate of one component is a linear function of, (q,)."""
@@ -122,11 +133,14 @@ class _LinearFit:
             return jax.vmap(jax.vmap(one))(inputs, natural)
 
         @jit
-        def estimate(weights: Array, inputs: Array, natural: Array) -> Array:
-            def one(inputs: Array, natural: Array) -> Array:
+        def estimate(weights: Array, inputs: Array, natural: Array) -> tuple[Array, Array]:
+            """And how far it is from the plug-in estimate, in standard deviations."""
+
+            def one(inputs: Array, natural: Array) -> tuple[Array, Array]:
                 plugged, log_sd, _ = plug_in(inputs)
                 baseline = self.of_weights(weights)
-                return baseline(plugged, log_sd, plug_in.inputs(inputs), natural)
+                found = baseline(plugged, log_sd, plug_in.inputs(inputs), natural)
+                return found, (found - plugged) * jnp.exp(-log_sd)
 
             return jax.vmap(jax.vmap(one))(inputs, natural)
 
@@ -139,7 +153,8 @@ class _LinearFit:
             for weights in self._fitted(pieces)
         ]
         best = min(starts, key=lambda start: max(start.error))
-        return best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
+        best = best if max(best.error) < MUCH_BETTER * max(starts[0].error) else starts[0]
+        return self._bounded(best, fresh)
 
     def explained(
         self, start: Start, pieces: list[Piece], fresh: Piece, rng: np.random.Generator
@@ -178,6 +193,15 @@ class _LinearFit:
         rest = errors - average - (rows - mean) / deviation @ readout
         return tuple((1 - (rest**2).mean(axis=0) / (errors**2).mean(axis=0)).tolist())
 
+    def _bounded(self, start: Start, fresh: Piece) -> Start:
+        """The same, tamed where it is farther from the plug-in estimate than it ever was."""
+        assert start.baseline is not None
+        weights = start.baseline.weights
+        distance = np.asarray(self._estimate(weights, fresh.inputs, fresh.natural)[1], np.float64)
+        farthest = np.nanmax(np.abs(distance), axis=(0, 1), initial=0.0)
+        reach = as_array(np.maximum(self.settings.least_reach, WIDENED * farthest))
+        return start._replace(baseline=dataclasses.replace(start.baseline, reach=reach))
+
     def _fitted(self, pieces: list[Piece]) -> list[Array]:
         """The weights, for each ridge."""
         total: list[_UnitMoments] = []
@@ -206,7 +230,8 @@ class _LinearFit:
 
     def _errors(self, weights: Array, piece: Piece) -> np.ndarray:
         """In units of the expected ones, (N, M, d)."""
-        estimates = np.asarray(self._estimate(weights, piece.inputs, piece.natural), np.float64)
+        estimates, _ = self._estimate(weights, piece.inputs, piece.natural)
+        estimates = np.asarray(estimates, np.float64)
         return (estimates - piece.y[:, None, :]) * np.exp(-piece.log_sd)[:, None, :]
 
 

@@ -15,6 +15,7 @@ from .._core.types import Key
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
 from .._runtime.jit import jit
+from .._runtime.memory import vmap_in_pieces
 
 
 class Piece(NamedTuple):
@@ -40,15 +41,15 @@ class Pieces:
         @jit
         def simulate(key: Key) -> tuple[Array, ...]:
             draw = problem.draw(key, self.settings.units, self.settings.repeats)
-            inputs = jax.vmap(jax.vmap(survey.statistics.inputs))(draw.x)
-            natural = jax.vmap(jax.vmap(survey.statistics.natural))(draw.x)
+            inputs = vmap_in_pieces(jax.vmap(survey.statistics.inputs), draw.x)
+            natural = vmap_in_pieces(jax.vmap(survey.statistics.natural), draw.x)
             finite = finite_units(draw)
             for part in (inputs, natural):
                 finite &= jnp.isfinite(part).all(axis=(1, 2))
             efficient = jnp.zeros((*inputs.shape[:2], draw.y.shape[1]))
             if survey.efficient_error is not None:
-                of_units = jax.vmap(jax.vmap(survey.efficient_error, in_axes=(None, 0)))
-                efficient = of_units(draw.theta, draw.x)
+                of_unit = jax.vmap(survey.efficient_error, in_axes=(None, 0))
+                efficient = vmap_in_pieces(of_unit, draw.theta, draw.x)
                 efficient = jnp.where(jnp.isfinite(efficient), efficient, 0.0)
             log_sd = jax.vmap(survey.log_sd)(draw.theta)
             places = jnp.zeros((log_sd.shape[0], 0))

@@ -2,29 +2,41 @@
 
 Each checkpoint holds the leaves of the training state and a record: what the run is (its
 identity), its history so far, and a digest of the leaves. A run resumes only from a checkpoint
-of the same identity.
+of the same identity. That comes from what was asked, so that a run can be resumed on another kind
+of machine: what was decided before training from simulations is kept in a file of its own.
 """
 
+import io
 import json
 import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
+from .._core.problem import Draw
+from .._core.types import Key
+from .._default.decisions import Decisions, Question, as_contents, decide, from_contents
 from .._runtime.devices import agreed, from_first, is_first_process
-from .._runtime.digest import arrays_digest
+from .._runtime.digest import TOLERANCE, arrays_digest, same_identity
 from .._runtime.locks import FolderInUseError, only_one
-from ..exceptions import CheckpointError, CheckpointWarning
+from .._runtime.progress import Progress
+from .._serialise.container import Contents, read_stream, write
+from .._serialise.tree import BrokenTreeError, UnsavableError
+from .._version import __version__
+from ..exceptions import CheckpointError, CheckpointWarning, ModelFileError
 
 KEEP = 3
+DECISIONS = "decisions.safetensors"
+TOLERANCES = {"pilot": 1e-2}  # simulations may magnify rounding
 UNFINISHED = ".orbax-checkpoint-tmp"
 """In the names of folders that Orbax is still writing."""
 
@@ -44,25 +56,12 @@ class Checkpoints:
             raise ImportError("checkpoint= needs Orbax: pip install 'mvue[checkpoint]'") from error
         self._args = ocp.args
         self.directory = Path(directory).resolve()
-        if self.directory.exists() and not self.directory.is_dir():
-            raise CheckpointError(f"checkpoint must be a folder, got the file {self.directory}")
         self.identity = identity
         self._manager: Any = None
         self._lock = ExitStack()
         if not is_first_process():
             return  # one process writes for all
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.directory).close()
-        except OSError as error:
-            raise CheckpointError(f"checkpoint must be a folder to write in: {error}") from error
-        try:
-            self._lock.enter_context(only_one(self.directory))
-        except FolderInUseError as error:
-            raise CheckpointError(
-                f"checkpoint {self.directory} is in use: {error}. Wait until it has finished, or "
-                "choose another folder"
-            ) from None
+        self._lock.enter_context(_locked(self.directory))
         self._remove_unfinished()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
@@ -136,7 +135,7 @@ class Checkpoints:
             except Exception:
                 damaged.append(step)
                 continue
-            self._check_identity(identity)
+            _check_identity(self.directory, identity, self.identity)
             try:
                 target = jax.tree.map(_as_struct, _numbered(like))
                 leaves = self._restore(step, state=self._args.StandardRestore(target)).state
@@ -189,16 +188,148 @@ class Checkpoints:
             warnings.simplefilter("ignore")
             return self._manager.restore(step, args=self._args.Composite(**items))
 
-    def _check_identity(self, found: dict[str, Any]) -> None:
-        names = [n for n in self.identity | found if self.identity.get(n) != found.get(n)]
-        if names:
-            lines = "\n".join(
-                f"  {n}: {found.get(n)!r} there, {self.identity.get(n)!r} here" for n in names
-            )
-            raise CheckpointError(
-                f"the checkpoint in {self.directory} is of another training run:\n{lines}\n"
-                "Nothing was changed. Choose another folder, or delete this one to start afresh."
-            )
+
+def kept_decisions(
+    directory: str | Path | None,
+    question: Question,
+    identity: Callable[[], dict[str, Any]],
+    stages: Progress,
+) -> Decisions:
+    """The decisions of a run: those that its checkpoints began with, or new ones, which are kept.
+
+    Args:
+        directory: of the checkpoints; None if there are none.
+        question: what is to be decided.
+        identity: of all that was asked.
+        stages: where to say how far it is.
+    """
+    if directory is None:
+        return decide(question, stages)
+    folder = Path(directory).resolve()
+    asked = {**identity(), **versions_and_key(question.key)}
+    found = _read_decisions(folder, asked)
+    if found is None:
+        made = decide(question, stages)
+        try:
+            contents = as_contents(question, made)
+        except UnsavableError:
+            return made  # whoever resumes decides again
+        contents.header["identity"] = asked
+        # Whoever was faster has decided.
+        found = _read_decisions(folder, asked, or_write=contents)
+        if found is None:
+            return made
+    try:
+        return from_contents(question, found)
+    except BrokenTreeError as error:
+        raise CheckpointError(
+            f"{folder / DECISIONS} cannot be used: {error}. Choose another folder, or delete this "
+            "one to start afresh"
+        ) from error
+
+
+def _read_decisions(
+    folder: Path, asked: dict[str, Any], or_write: Contents | None = None
+) -> Contents | None:
+    """What is in the folder, in all processes; None if nothing is, or all of it is damaged."""
+    data, error = b"", None
+    if is_first_process():
+        try:
+            data = _decisions_of(folder, asked, or_write)
+        except CheckpointError as problem:
+            error = problem
+    failed, length = agreed(error is not None, len(data))[0]
+    if failed:
+        raise error or CheckpointError("the first process cannot resume; it says why")
+    if not length:
+        return None
+    data = from_first(np.frombuffer(data or bytes(int(length)), np.uint8)).tobytes()
+    return read_stream(io.BytesIO(data), len(data))
+
+
+def _decisions_of(folder: Path, asked: dict[str, Any], or_write: Contents | None) -> bytes:
+    path = folder / DECISIONS
+    with _locked(folder):
+        if path.exists():
+            data = path.read_bytes()
+            try:
+                found = read_stream(io.BytesIO(data), len(data)).header["identity"]
+            except (ModelFileError, KeyError):
+                warnings.warn(f"{path} is damaged: what it held is decided again", stacklevel=5)
+                path.rename(path.with_name(f"{DECISIONS}.damaged"))
+            else:
+                _check_identity(folder, found, asked)
+                return data
+        # Beside checkpoints that have none, they might be those of another run.
+        if or_write is not None and not any(f.name.isdigit() for f in folder.iterdir()):
+            try:
+                write(path, or_write)
+            except OSError as error:
+                warnings.warn(
+                    f"what was decided before training could not be saved in {folder}: {error}. "
+                    "Training goes on",
+                    CheckpointWarning,
+                    stacklevel=5,
+                )
+    return b""
+
+
+def typical(pilot: Draw) -> list[float]:
+    """Moments of a pilot draw: they tell problems apart whose program looks the same."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
+    leaves = [np.abs(leaf.astype(np.result_type(leaf, np.float64))) for leaf in leaves]
+    return [float(value) for leaf in leaves for value in (leaf.mean(), leaf.std())]
+
+
+def versions_and_key(key: Key) -> dict[str, Any]:
+    """What every identity has."""
+    return {
+        "key": np.asarray(jr.key_data(key)).tolist(),
+        "mvue": __version__,
+        "jax": jax.__version__,
+        "double precision": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+    }
+
+
+def _check_identity(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
+    def same(name: str) -> bool:
+        tolerance = TOLERANCES.get(name, TOLERANCE)
+        return same_identity(found.get(name), asked.get(name), tolerance)
+
+    names = [name for name in asked | found if not same(name)]
+    if names:
+        lines = "\n".join(_difference(n, found.get(n), asked.get(n)) for n in names)
+        raise CheckpointError(
+            f"the checkpoint in {folder} is of another training run:\n{lines}\n"
+            "Nothing was changed. Choose another folder, or delete this one to start afresh."
+        )
+
+
+def _difference(name: str, found: Any, asked: Any) -> str:
+    numbers = name in ("program", "problem", "first_state", "pilot")
+    return f"  {name}: " + ("another" if numbers else f"{found!r} there, {asked!r} here")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A folder to write in, which nobody else does."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"checkpoint must be a folder, got the file {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint must be a folder to write in: {error}") from error
+    lock = ExitStack()
+    try:
+        lock.enter_context(only_one(folder))
+    except FolderInUseError as error:
+        raise CheckpointError(
+            f"checkpoint {folder} is in use: {error}. Wait until it has finished, or choose "
+            "another folder"
+        ) from None
+    with lock:
+        yield
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from .._core.sampling import Simulations, pilot_draw
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._data.simulated import SimulatedData
+from .._default.decisions import Decisions, Question
 from .._default.description import describe_estimator
-from .._default.network import default_network
 from .._finish.calibration import calibrate
 from .._finish.verdict import Judgement, judge
 from .._recipe.settings import Recipe, checked_recipe
-from .._recipe.survey import Survey, survey
+from .._recipe.survey import Survey
 from .._runtime.devices import mesh_for
 from .._runtime.jit import jit
 from .._runtime.progress import Progress, progress_for
@@ -37,6 +37,7 @@ from ..losses._objectives import BiasConstrained, bce, geometric_schedule
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
 from .batches import SimulatedBatches
+from .checkpoint import kept_decisions, typical
 from .control_variate import Control, ThetaFeatures
 from .loop import Keys, Schedule, refuse_tracing, train
 from .program import Keep, Program
@@ -176,32 +177,52 @@ def fit(
     keys = several(key_for("fit", key), 6)
     pilot_key, network_key, train_key, validation_key, anchor_key, features_key = keys
     finish_key = key_for("finish", key)
-    seen: Survey | None = None
-    if surveys:
-        with stages.stage("surveying"):
-            seen = survey(problem, key=key, recipe=recipe, summaries=summaries)
-        problem = dataclasses.replace(problem, exchangeable=seen.layout.is_one_set)
+    asked_for = {
+        "y": list(problem.names or ()),
+        "loss": loss.describe(repeats),
+        "recipe": repr(recipe),
+        "keep": keep,
+        "patience": patience,
+        "anchors": anchors,
+        "validations": validations,
+    }
+    sizes = {"steps": steps, "batch_size": batch_size, "repeats": repeats}
+    decisions: Decisions | None = None
     asked = problem
-    if chooses_prior:
-        assert seen is not None
-        training_prior = seen.training_prior
-    if training_prior is not None:
+    if surveys:
+        question = Question(
+            problem,
+            key=key,
+            network_key=network_key,
+            recipe=recipe,
+            summaries=summaries,
+            training_prior=training_prior,
+            chooses_prior=chooses_prior,
+            correction=baseline is not None,
+            makes_network=network is None,
+        )
+        identity = lambda: {**asked_for, **sizes, "problem": question.identity()}  # noqa: E731
+        decisions = kept_decisions(checkpoint, question, identity, stages)
+        problem = question.trained(decisions.survey)
+        asked = dataclasses.replace(asked, exchangeable=problem.exchangeable)
+    elif training_prior is not None:
         problem = dataclasses.replace(problem, prior=training_prior, crb=None)
+    seen = None if decisions is None else decisions.survey
     if loss.weights_from_survey:
         assert seen is not None
         loss = loss.weighted_by(seen.weight)
     pilot = pilot_draw(problem, pilot_key, PILOT_UNITS, 1) if seen is None else seen.pilot
     places, is_default = None, network is None
     if network is None:
+        assert decisions is not None
+        made = decisions.made
         assert seen is not None
-        correction = baseline is not None
-        with stages.stage("making the network"):
-            made = default_network(problem, seen, correction=correction, key=network_key)
+        assert made is not None
         network, places = made.network, made.places
         if not made.improvable:
             # By what is reached the result is judged, for no estimator was seen to do better.
             seen = seen.with_errors(np.maximum(made.start, 1.0).tolist())
-        if "steps" not in said and not correction:
+        if "steps" not in said and baseline is None:
             steps = made.steps(numbers)
             schedule = schedule._replace(steps=steps)
         if places is not None:
@@ -256,7 +277,13 @@ def fit(
         Keys(key, train_key, validation_key, anchor_key),
         schedule,
         settings=settings,
-        identity={"y": list(problem.names or ()), "pilot": _typical(pilot)},
+        identity={
+            **asked_for,
+            "steps": steps,
+            "batch_size": batch_size,
+            "repeats": repeats,
+            "pilot": typical(pilot),
+        },
         started=started,
         progress=stages,
         anchors=anchors,
@@ -357,13 +384,6 @@ def _refuse_unused(
             raise ValueError(
                 f"recipe.schedule.{name} has no use here, since {why}: leave one of them out"
             )
-
-
-def _typical(pilot: Draw) -> list[str]:
-    """Rounded moments of a pilot draw: they tell problems apart whose program looks the same."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((pilot.y, pilot.x))]
-    leaves = [leaf.astype(np.result_type(leaf, np.float64)) for leaf in leaves]
-    return [f"{value:.3g}" for leaf in leaves for value in (leaf.mean(), leaf.std())]
 
 
 def _check_training_prior(problem: Problem, prior: Any) -> None:

@@ -162,6 +162,7 @@ def fit_data(
         schedule,
         settings=settings,
         identity={
+            **settings,
             "rows": prepared.rows,
             "data": arrays_digest([training.x, training.y, training.starts]),
         },

@@ -24,15 +24,14 @@ from .._core.sampling import Batches, nonfinite_error
 from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
-from .._runtime.digest import arrays_digest, program_digest
+from .._runtime.digest import arrays_identity, program_identity
 from .._runtime.jit import jit
 from .._runtime.memory import bytes_needed, require_memory
 from .._runtime.programs import compiled
 from .._runtime.progress import Progress
 from .._runtime.signals import stop_signals
-from .._version import __version__
 from .batches import SimulatedBatches
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, versions_and_key
 from .pools import SimulatedPools
 from .program import Program
 from .result import Fit, History, Outcome
@@ -70,6 +69,13 @@ class Schedule(NamedTuple):
             check_count("patience", self.patience)
         if keep not in ("average", "best", "last"):
             raise ValueError(f"keep must be 'average', 'best' or 'last', got {keep!r}")
+        if self.checkpoint is not None and not (
+            isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)
+        ):
+            raise TypeError(
+                f"checkpoint must be the name of a folder, or None for none, got "
+                f"{self.checkpoint!r}"
+            )
         if not self.checkpoint_every >= 0:
             raise ValueError(
                 f"checkpoint_every must be at least 0 seconds, got {self.checkpoint_every}"
@@ -101,7 +107,7 @@ def train(
         keys: of all random numbers.
         schedule: how long, and what is kept of it on the way.
         settings: what is trained, for the reader.
-        identity: what tells this run from others, besides the settings and the program.
+        identity: what tells this run from others, besides the program.
         started: when the call began.
         progress: where to say how far it is.
         feed: pools of data; None for simulations.
@@ -156,18 +162,14 @@ def train(
         if mesh is not None:  # a run may be resumed on any number of devices
             alone = program.on_one_device()
             traced = _traced(alone, first_run)
-        digests = [program_digest(traced.jaxpr)]
+        programs = [program_identity(traced.jaxpr)]
         if alone.simulations is not None:
-            digests.append(program_digest(alone.simulations.trace().jaxpr))
+            programs.append(program_identity(alone.simulations.trace().jaxpr))
         identity = {
-            **settings,
             **identity,
-            "key": np.asarray(jr.key_data(keys.user)).tolist(),
-            "program": " ".join(digests),
-            "first_state": arrays_digest((first_run[0], constants, held_data)),
-            "loss_unit": f"{float(state.loss_unit):.3g}",  # rounding differs between devices
-            "mvue": __version__,
-            "jax": jax.__version__,
+            "program": programs,
+            "first_state": arrays_identity((first_run[0], constants, held_data)),
+            **versions_and_key(keys.user),
         }
         checkpoints = Checkpoints(schedule.checkpoint, identity)
         restored = checkpoints.restore(state)

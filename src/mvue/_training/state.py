@@ -59,8 +59,8 @@ def check_optimizer(optimizer: Any) -> None:
             "optimizer must be an Optax optimizer, such as optax.adam(1e-3), or a learning rate, "
             f"got {optimizer!r}"
         ) from error
-    if not rate > 0:
-        raise ValueError(f"optimizer, as a learning rate, must be positive, got {rate}")
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"optimizer, as a learning rate, must be positive and finite, got {rate}")
 
 
 def default_optimizer(

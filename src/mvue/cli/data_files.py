@@ -203,7 +203,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text  # Python reads 1_0 as ten; in a table it is a mistake
 
 
 def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[FileRows]:

@@ -107,6 +107,7 @@ def predict(
         _fail(f"--header and --no-header are for .csv files, got {data.name}", EXIT_USAGE)
     if out is not None and out.suffix.lower() not in KINDS:
         _fail(f"--out must end in {', '.join(KINDS)}, got {out.name}", EXIT_USAGE)
+    _keep(out, data, model)
     outside = 0
     with _explained():
         loaded = load(model)
@@ -247,6 +248,7 @@ def export(
     """
     from .._models.onnx import export_onnx
 
+    _keep(out, model)
     with _explained():
         done = export_onnx(load(model), out)
     if as_json:
@@ -305,6 +307,13 @@ def _problem(name: str) -> Problem:
     if not isinstance(found, Problem):
         _fail(f"--problem {name} is not a mvue.Problem but {type(found).__name__}", EXIT_USAGE)
     return found
+
+
+def _keep(out: Path | None, *inputs: Path) -> None:
+    """Refuse to write over what is read."""
+    for path in inputs:
+        if out is not None and out.exists() and path.exists() and out.samefile(path):
+            _fail(f"{out} is read and would be written over: give another file", EXIT_USAGE)
 
 
 @contextmanager

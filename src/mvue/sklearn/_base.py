@@ -7,6 +7,7 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from .._core.checks import refuse_masked
 from .._data.units import group_rows
 from .._linear.grouped_moments import MomentSummary
 from .._serialise.registry import register
@@ -97,6 +98,7 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             X: shape (n, p).
         """
         check_is_fitted(self)
+        refuse_masked("X", X)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         if self._powers is None:
             return X @ self.coef_.T + self.intercept_
@@ -110,6 +112,8 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> "Sample":
         names = _column_names(y)
         # Whether X is finite shows in its moments; a pass over it would cost a third of a fit.
+        refuse_masked("X", X)
+        refuse_masked("y", y)
         X, y = validate_data(
             self,
             X,

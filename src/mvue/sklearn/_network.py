@@ -18,6 +18,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._core.checks import refuse_masked
 from .._core.types import Estimator, Key
 from .._data.repeats import Repeats
 from .._serialise.registry import register
@@ -208,6 +209,8 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 exactly equal y are one unit.
         """
         before = getattr(self, "_units", None) if self.warm_start else None
+        refuse_masked("X", X)
+        refuse_masked("y", y)
         X, y = validate_data(
             self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True
         )
@@ -280,6 +283,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             X: shape (n, p).
         """
         check_is_fitted(self)
+        refuse_masked("X", X)
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         x_units, y_units = self._units
         rows = x_units.standard(X.astype(np.float64)).astype(np.float32)
