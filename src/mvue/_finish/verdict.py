@@ -173,7 +173,8 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
     columns = []
     for k, (table, (low, high)) in enumerate(zip(tables, ends, strict=True)):
         grid = np.linspace(0, 1, len(table))
-        places = np.linspace(*np.interp((low, high), table, grid), count - len(corners))
+        first, last = np.interp((low, high), table, grid)
+        places = np.linspace(first, last, count - len(corners))
         values = np.clip(np.interp(places, grid, table), low, high)
         columns.append(values if k == 0 else rng.permutation(values))
     rows = as_array(np.concatenate([np.stack(columns, axis=1), corners]))
