@@ -73,6 +73,7 @@ bench: $(call stamp,test)
 	$(BIN)/python benchmarks/cnn.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/default_sizes.py
+	$(BIN)/python benchmarks/default_fit.py
 	$(BIN)/python benchmarks/fuzz_model_files.py
 
 clean:
