@@ -149,7 +149,7 @@ def test_default_network_suits_the_problem(simulate, exchangeable, tmp_path):
 )
 def test_what_is_wrong_is_told_before_the_survey(wrong, line, key, monkeypatch):
     monkeypatch.setattr(
-        "mvue._training.fit.survey", lambda *_, **__: pytest.fail("this takes seconds")
+        "mvue._default.decisions.survey", lambda *_, **__: pytest.fail("this takes seconds")
     )
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
         mvue.fit(line, key=key, **wrong)
