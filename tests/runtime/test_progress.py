@@ -133,7 +133,7 @@ def test_fit_surveys_first(line, key, monkeypatch):
         raise KeyboardInterrupt
 
     shell = enter_notebook(monkeypatch)
-    monkeypatch.setattr("mvue._training.fit.survey", refuse)
+    monkeypatch.setattr("mvue._default.decisions.survey", refuse)
     with pytest.raises(KeyboardInterrupt):
         mvue.fit(line, key=key)
     assert names(shell.texts) == ["surveying"]
