@@ -3,7 +3,6 @@
 import contextlib
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
@@ -12,6 +11,7 @@ from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
+from .._runtime.jit import on_host
 from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError, IrregularModelError
 from .gaussian import gaussian_informations
@@ -107,7 +107,7 @@ def informations(
     key = key_for("information", jr.key(0) if key is None else key)
     found = Informations.empty(*flat.shape)
     for k, value in enumerate(flat):
-        found.failure[k] = outside_of_model(problem, layout.to_theta(jnp.asarray(value, float)))
+        found.failure[k] = outside_of_model(problem, layout.to_theta(on_host(value)))
     good = [k for k, failure in enumerate(found.failure) if failure is None]
     if good:
         inside = _by_method(

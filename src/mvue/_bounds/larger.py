@@ -22,7 +22,7 @@ from .._core.keys import fold_in_each, key_for
 from .._core.problem import Problem, check_problem
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
-from .._runtime.jit import forget_constants, in_double_precision, in_either_precision
+from .._runtime.jit import forget_constants, in_double_precision, in_either_precision, on_host
 from ..exceptions import BoundError, IrregularModelError
 from .covariance_inequality import Exact, Halves, greedy
 from .crb import Bound
@@ -203,9 +203,7 @@ def _checked(problem: Problem, theta: Theta) -> tuple[ThetaLayout, np.ndarray]:
         raise BoundError("the problem has no log_likelihood: give one to Problem")
     layout = layout_of(problem)
     flat = theta_rows(one_theta(problem, theta))[0]
-    failure = in_either_precision(
-        lambda: outside_of_model(problem, layout.to_theta(jnp.asarray(flat, float)))
-    )
+    failure = in_either_precision(lambda: outside_of_model(problem, layout.to_theta(on_host(flat))))
     if failure:
         raise failure
     return layout, flat
@@ -217,7 +215,7 @@ def _forgetting(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> Iter
     try:
         yield
     finally:
-        forget_constants(problem.simulate, jr.key(0), layout.to_theta(jnp.asarray(flat, float)))
+        forget_constants(problem.simulate, jr.key(0), layout.to_theta(on_host(flat)))
 
 
 def _log_likelihood(problem: Problem, layout: ThetaLayout, flat: Array, x: Any) -> Array:
@@ -286,7 +284,7 @@ def _given_points(
     if (found == flat).all(axis=1).any():
         raise ValueError("points must differ from theta, got theta itself")
     for one in found:
-        failure = outside_of_model(problem, layout.to_theta(jnp.asarray(one, float)))
+        failure = outside_of_model(problem, layout.to_theta(on_host(one)))
         if failure:
             raise BoundError(f"points: {failure}")
     return found
@@ -303,7 +301,7 @@ def _candidates(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> np.n
         for end in (drawn[:, j].min(), drawn[:, j].max()):
             points = np.tile(flat, (len(steps), 1))
             points[:, j] += steps * (end - flat[j])
-            outside = outside_of_model(problem, layout.to_theta(jnp.asarray(points[-1], float)))
+            outside = outside_of_model(problem, layout.to_theta(on_host(points[-1])))
             found += [] if outside or end == flat[j] else list(points)
     return np.array(found).reshape(-1, len(flat))
 

@@ -18,7 +18,7 @@ from .._core.priors import element_support, support_ends
 from .._core.problem import Problem, refusal
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
-from .._runtime.jit import forgetful_jit
+from .._runtime.jit import forgetful_jit, on_host
 from ..exceptions import BoundError, IrregularModelError
 from .result import Informations
 
@@ -83,7 +83,7 @@ def _may_move(problem: Problem, layout: ThetaLayout, flat: np.ndarray, spread: n
         return True
 
     def ends(flat: np.ndarray) -> list[Any]:
-        support = element_support(likelihood(layout.to_theta(jnp.asarray(flat, float))))
+        support = element_support(likelihood(layout.to_theta(on_host(flat))))
         return [np.asarray(end) for end in support_ends(support) or ()]
 
     moved = [flat + 1e-3 * spread[j] * np.eye(len(flat))[j] for j in range(len(spread))]

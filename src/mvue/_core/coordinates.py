@@ -31,9 +31,9 @@ class Numbers(eqx.Module):
         """How many coordinates there are."""
         return math.prod(self.shape)
 
-    def to_theta(self, u: Array) -> Array:
+    def to_theta(self, u: Any) -> Any:
         """The array at the coordinates u, a vector."""
-        u = jnp.round(u).astype(int) if self.whole else u
+        u = u.round().astype(int) if self.whole else u
         return u.reshape(self.shape)
 
     def from_theta(self, array: Any) -> Array:
@@ -58,7 +58,7 @@ class Scaled(eqx.Module):
         """The shape of the array."""
         return self.offset.shape
 
-    def to_theta(self, u: Array) -> Array:
+    def to_theta(self, u: Any) -> Any:
         """The array at the coordinates u, a vector."""
         u = u.reshape(self.shape)
         exponent = jnp.where(self.is_log, u, 0.0)
@@ -92,7 +92,7 @@ class Bijection(eqx.Module):
         """How many coordinates there are."""
         return math.prod(self.shape)
 
-    def to_theta(self, u: Array) -> Array:
+    def to_theta(self, u: Any) -> Any:
         """The array at the coordinates u, a vector."""
         return self.transform(u.reshape(self.shape))
 
@@ -121,9 +121,10 @@ class Coordinates(eqx.Module):
         ]
         return cls(tuple(maps), layout.structure, tuple(name for part in names for name in part))
 
-    def to_theta(self, u: Float[Array, " p"]) -> Theta:
+    def to_theta(self, u: Float[Array | np.ndarray, " p"]) -> Theta:
         """Theta at the coordinates u."""
-        parts = jnp.split(u, np.cumsum([mapped.size for mapped in self.maps])[:-1])
+        ends = np.cumsum([mapped.size for mapped in self.maps])
+        parts = [u[end - mapped.size : end] for mapped, end in zip(self.maps, ends, strict=True)]
         arrays = [mapped.to_theta(part) for mapped, part in zip(self.maps, parts, strict=True)]
         return jax.tree.unflatten(self.structure, arrays)
 

@@ -27,7 +27,7 @@ def key_for(purpose: str, key: Key) -> Key:
         raise TypeError(
             f"key must be one random key, such as jax.random.key(0), got keys of shape {key.shape}"
         )
-    return jr.fold_in(key, zlib.crc32(purpose.encode()))
+    return jr.fold_in(key, np.uint32(zlib.crc32(purpose.encode())))
 
 
 def fold_in_each(key: Key, numbers: Array) -> Key:
@@ -37,7 +37,7 @@ def fold_in_each(key: Key, numbers: Array) -> Key:
 
 def several(key: Key, count: int) -> list[Key]:
     """So many keys; one small program makes any number of them."""
-    return [jr.fold_in(key, number) for number in range(count)]
+    return [jr.fold_in(key, np.uint32(number)) for number in range(count)]
 
 
 def host_random(key: Key) -> np.random.Generator:

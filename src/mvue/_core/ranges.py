@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array
 from numpyro.distributions import biject_to, constraints
 
 from .._runtime.jit import jit
@@ -55,6 +54,7 @@ class _OfArray(NamedTuple):
 def ranges_of(problem: Problem, key: Key) -> Ranges | str:
     """The ranges of a problem's theta, or in words why they are not known."""
     drawn = jit(lambda key: jax.vmap(problem.sample_prior)(jr.split(key, DRAWS)))(key)
+    drawn = jax.tree.map(np.asarray, drawn)
     arrays, priors = jax.tree.leaves(drawn), prior_leaves(problem.prior)
     if len(priors) != len(arrays):
         return "a prior gives several arrays"
@@ -88,7 +88,7 @@ def is_defined(problem: Problem, thetas: list[Theta]) -> bool:
     return all(refusal(problem, theta) is None for theta in thetas)
 
 
-def _of_numbers(prior: Any, drawn: Array) -> _OfArray | None:
+def _of_numbers(prior: Any, drawn: np.ndarray) -> _OfArray | None:
     """The numbers of an array, if each has a range of its own."""
     shape = drawn.shape[1:]
     bounds = _bounds(prior, shape)
@@ -101,7 +101,7 @@ def _of_numbers(prior: Any, drawn: Array) -> _OfArray | None:
     return _OfArray(Numbers(shape, drawn.dtype.kind == "i"), values, low, high, lower >= 0)
 
 
-def _free(prior: Any, drawn: Array) -> _OfArray | None:
+def _free(prior: Any, drawn: np.ndarray) -> _OfArray | None:
     """Coordinates without bounds of an array whose numbers depend on each other."""
     support = getattr(prior, "support", None)
     if not isinstance(support, constraints.Constraint) or drawn.dtype.kind != "f":
@@ -110,7 +110,7 @@ def _free(prior: Any, drawn: Array) -> _OfArray | None:
         mapped = Bijection.of(biject_to(support), drawn[0])
     except (NotImplementedError, TypeError, ValueError):
         return None
-    values = np.asarray(jax.vmap(mapped.from_theta)(drawn), np.float64)
+    values = np.asarray(jit(jax.vmap(mapped.from_theta))(drawn), np.float64)
     if not np.isfinite(values).all():
         return None
     low, high = (np.quantile(values, fraction, axis=0) for fraction in (TAIL, 1 - TAIL))

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._runtime.jit import forgetful_jit, held, in_either_precision
+from .._runtime.jit import as_array, forgetful_jit, held, in_either_precision
 from .._runtime.programs import Compiled, compiled
 from ..exceptions import NoiselessWarning, SimulatorError
 from .checks import checked_names
@@ -214,13 +214,13 @@ class Simulations:
 
     def shapes(self) -> Batches:
         """Of K batches."""
-        numbers = jnp.arange(self.count)
+        numbers = self._numbers(0)
         theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
         return jax.eval_shape(self.simulate, jr.key(0), numbers, theta, self.constants)
 
     def trace(self) -> Any:
         """What is simulated, not compiled."""
-        numbers = jnp.arange(self.count)
+        numbers = self._numbers(0)
         theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
         both = lambda key, numbers, theta, constants: (  # noqa: E731
             self.thetas(key, numbers),
@@ -231,17 +231,20 @@ class Simulations:
     def prepare(self) -> Any:
         """Compile; the executable, which knows what memory it needs."""
         if not self._programs:
-            numbers = jnp.arange(self.count)
+            numbers = self._numbers(0)
             thetas = compiled(self.thetas, jr.key(0), numbers)
             theta = jax.eval_shape(self.thetas, jr.key(0), numbers)
             simulate = compiled(self.simulate, jr.key(0), numbers, theta, self.constants)
             self._programs = [thetas, simulate]
         return self._programs[1].executable
 
+    def _numbers(self, first: int) -> Array:
+        return as_array(first + np.arange(self.count), int)
+
     def at(self, key: Key, first: int, theta: Theta | None = None) -> Batches:
         """K batches from a number on, of units from the prior or of given ones, (K, N, ...)."""
         self.prepare()
-        numbers = first + jnp.arange(self.count)
+        numbers = self._numbers(first)
         thetas, simulate = self._programs
         given = thetas.run(key, numbers) if theta is None else theta
         return simulate.run(key, numbers, given, self.constants)

@@ -43,10 +43,11 @@ class ThetaLayout:
         pairs = zip(self.arrays, self.shapes, strict=True)
         return tuple(name for pair in pairs for name in element_names(*pair))
 
-    def to_theta(self, vector: Float[Array, " p"]) -> Theta:
+    def to_theta(self, vector: Float[Array | np.ndarray, " p"]) -> Theta:
         """One theta from its vector."""
         sizes = [int(np.prod(shape)) for shape in self.shapes]
-        parts = jnp.split(vector, np.cumsum(sizes)[:-1])
+        ends = np.cumsum(sizes)
+        parts = [vector[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         arrays = [part.reshape(s) for part, s in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, arrays)
 

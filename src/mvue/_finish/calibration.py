@@ -31,7 +31,7 @@ from .._numerics.polynomials import (
     ripples_of,
 )
 from .._recipe.settings import CalibrationSettings
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from .._start.plug_in import extended_interp
 from ..nn._frozen import Frozen
@@ -159,7 +159,7 @@ def calibrate(
     layers = layers_of(widths, settings.most_layers)
     ripples = ripples_of(widths, settings.most_ripples)
     terms = len(powers) + len(layers) + 2 * len(ripples)
-    unfitted = Calibration(*tables, jnp.zeros((d, terms)), powers, layers, ripples)
+    unfitted = Calibration(*tables, as_array(np.zeros((d, terms))), powers, layers, ripples)
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     at_once = simulations.count * simulations.units * repeats
     pieces = max(2, -(-settings.draws // at_once))
@@ -256,7 +256,7 @@ def calibrate(
     coefficients = np.stack(solutions)
     shown: list[np.ndarray] = []
     for i in range(max(1, pieces // 4)):
-        solved = jnp.asarray(coefficients, tables[0].dtype)
+        solved = as_array(coefficients)
         _, values, good = measured(simulated(judge_key, i), arrays, larger, solved)
         values = np.asarray(values, np.float64).swapaxes(0, 1)
         shown.append(values[:, np.asarray(good)])

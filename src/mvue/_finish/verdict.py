@@ -121,7 +121,7 @@ def judge(
     at_key, draw_key, bound_key, circle_key = several(key, 4)
     theta = _values(survey, settings.values, at_key)
     # Of as many values of the prior, too, so that one program serves both.
-    some = jax.tree.map(lambda leaf: leaf[: settings.values], survey.pilot.theta)
+    some = jax.tree.map(lambda leaf: np.asarray(leaf)[: settings.values], survey.pilot.theta)
     of_theta = jit(jax.vmap(lambda theta: (problem.y_of(theta), survey.log_sd(theta))))
     (y, log_sd), (_, usual) = (map(_float64, of_theta(at)) for at in (theta, some))
     expected, words = _expected(problem, np.exp(2 * log_sd), theta, bound_key)
@@ -163,7 +163,7 @@ def _values(survey: Survey, count: int, key: Key) -> Theta:
         y = np.asarray(survey.pilot.y, np.float64)
         order = np.argsort(y[:, 0], kind="stable") if y.shape[1] == 1 else np.arange(len(y))
         chosen = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
-        return jax.tree.map(lambda leaf: leaf[chosen], survey.pilot.theta)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], survey.pilot.theta)
     rng = host_random(key)
     tables = np.asarray(prior.tables, np.float64)
     ends = [along.interest for along in survey.ranges]
@@ -242,7 +242,7 @@ def _errors(
         parts = []
         for call in range(calls):
             some = place.reshape(calls, count, units)[call]
-            at = jax.tree.map(lambda leaf, some=some: jnp.asarray(leaf[some]), theta)
+            at = jax.tree.map(lambda leaf, some=some: as_array(leaf[some], leaf.dtype), theta)
             batches = simulations.at(key, (i * calls + call) * count, at)
             parts.append(estimates(batches, arrays))
         together = parts[0] if calls == 1 else jnp.concatenate(parts)

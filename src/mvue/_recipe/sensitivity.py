@@ -16,7 +16,7 @@ from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
 from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
-from .._runtime.jit import as_array, held, jit
+from .._runtime.jit import as_array, held, jit, on_host
 from .._runtime.memory import vmap_in_pieces
 from .._runtime.threads import in_threads
 from .settings import Recipe
@@ -313,7 +313,7 @@ class Look:
             for side, k in np.ndindex(2, p):
                 if left[side, k] <= 0:
                     continue
-                thetas = [r.coordinates.to_theta(as_array(t)) for t in theta[k, side]]
+                thetas = [r.coordinates.to_theta(on_host(t)) for t in theta[k, side]]
                 if not (good[k, side] and is_defined(self.problem, thetas)):
                     # The end of where the simulator is defined: come closer in smaller steps.
                     step[side, k] /= 2
@@ -344,7 +344,7 @@ class Look:
             both, trusted = self.covariance(theta, reach, across, ends[1])
             upper, trusted_above = self.covariance(theta, reach, above, ends[1])
             theta[:, k] = -sd[k]
-            below = [r.coordinates.to_theta(as_array(t)) for t in theta]
+            below = [r.coordinates.to_theta(on_host(t)) for t in theta]
             passes[k] = (
                 (trusted & trusted_above).all()
                 and np.median(both[:, k, k] / upper[:, k, k]) < s.goes_on**2

@@ -272,7 +272,9 @@ def _expected_error(
         flat = jax.vmap(lambda one: problem.y_of(coordinates.to_theta(one)))(values.reshape(-1, p))
         return flat.reshape(*values.shape[:-1], -1)
 
-    centre, varied = (np.asarray(y_at(as_array(part)), np.float64) for part in (theta, around))
+    both = np.concatenate([theta[:, None, :], around], axis=1)
+    y = np.asarray(y_at(as_array(both)), np.float64)
+    centre, varied = y[:, 0], y[:, 1:]
     sd = np.sqrt(np.mean((varied - centre[:, None, :]) ** 2, axis=1))
     log_sds = np.log(sd + _least_error(sd, centre))
     points = place / last * widths

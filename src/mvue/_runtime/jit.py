@@ -60,7 +60,17 @@ def jit(function: Callable[..., Any], **settings: Any) -> Any:
 
 def as_array(values: Any, dtype: Any = None) -> jax.Array:
     """Numbers of the host for JAX; `jnp.asarray` compiles a program for each shape."""
-    return jax.device_put(np.array(values, jnp.result_type(float) if dtype is None else dtype))
+    return jax.device_put(on_host(values, dtype))
+
+
+def on_host(values: Any, dtype: Any = None) -> np.ndarray:
+    """Numbers in the precision of JAX that stay with NumPy, where arithmetic is not compiled."""
+    return np.array(values, jnp.result_type(float) if dtype is None else dtype)
+
+
+def is_tracing() -> bool:
+    """Whether a function is being traced at this moment, whatever its arguments are."""
+    return isinstance(jax.device_put(0.0), Tracer)
 
 
 def held(function: Callable[..., Any], key: Any, *args: Any) -> Any:
@@ -129,7 +139,7 @@ def forgetful_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         arrays, static = eqx.partition(args, eqx.is_array)
         leaves, structure = jax.tree.flatten(static)
         # A part of another program is compiled as that one is.
-        is_part = isinstance(jnp.zeros(()), Tracer)
+        is_part = is_tracing()
 
         def make() -> Callable[..., Any]:
             options = None if is_part else compiler_options()

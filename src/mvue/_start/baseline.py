@@ -119,7 +119,7 @@ class _LinearFit:
 
     def __init__(self, plug_in: PlugIn, scaling: Affine, settings: BaselineSettings) -> None:
         self.plug_in, self.settings = plug_in, settings
-        unfitted = Baseline(scaling, jnp.zeros((0, 0)))
+        unfitted = Baseline(scaling, as_array(np.zeros((0, 0))))
         self.of_weights = lambda weights: dataclasses.replace(unfitted, weights=weights)
 
         @jit
@@ -208,7 +208,7 @@ class _LinearFit:
         for piece in pieces:
             d = piece.y.shape[1]
             for j in range(d):
-                rows = self._rows(piece.inputs, piece.natural, jnp.asarray(j))
+                rows = self._rows(piece.inputs, piece.natural, as_array(j, int))
                 rows = np.asarray(rows, np.float64)
                 total = total or [_UnitMoments(rows.shape[2]) for _ in range(d)]
                 finite = np.isfinite(rows).all(axis=(1, 2))

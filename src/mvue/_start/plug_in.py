@@ -76,7 +76,7 @@ def fit_plug_in(piece: Piece, key: Key, table_size: int, settings: BaselineSetti
     place = np.stack([np.interp(y[:, j], table[j], scale[j]) for j in range(d)], axis=1)
     rng = host_random(key)
     shape = size, settings.random_features
-    empty = jnp.zeros((0, d))
+    empty = as_array(np.zeros((0, d)))
     plug_in = PlugIn(
         scaling=scaling_of(inputs, settings.fewest_draws),
         hidden=as_array(settings.feature_scale * rng.normal(size=shape) / np.sqrt(size)),

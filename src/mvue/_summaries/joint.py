@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._core.types import Measurement
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
@@ -127,7 +128,7 @@ def choose_statistics(
         settings: which statistics there are.
         own: functions of a measurement whose values are statistics, too.
     """
-    arrays = jax.tree.leaves(x)
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
     parts = [_of_part([arrays[i] for i in part.leaves], part, settings) for part in layout.parts]
     if len(parts) == 1 and not own:
         return parts[0]
@@ -137,25 +138,22 @@ def choose_statistics(
 
 
 def _of_part(
-    x: list[Array], part: Part, settings: SummariesSettings
+    x: list[np.ndarray], part: Part, settings: SummariesSettings
 ) -> Statistics | OrderedStatistics:
     if part.kind != "set":
         return ordered_statistics(x, part.kind, part.axis, settings)
     axis = part.axis or 0
-    first = [jnp.moveaxis(leaf[:, 0], axis + 1, 1) if leaf.ndim > 2 else leaf[:, 0] for leaf in x]
-    rows = jax.vmap(stack_elements)(first)
-    values = np.asarray(rows, np.float64)
+    first = [np.moveaxis(leaf[:, 0], axis + 1, 1) if leaf.ndim > 2 else leaf[:, 0] for leaf in x]
+    values = np.asarray(jit(jax.vmap(stack_elements))(first), np.float64)
     whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in x)
     shift = typical_offset(values, settings)
     size = np.median(np.abs(values - shift))
     size = size if size > 0 else np.std(values)
-    scale = Affine(
-        jnp.asarray(shift, rows.dtype), jnp.asarray(1 / size if size > 0 else 1.0, rows.dtype)
-    )
+    scale = Affine(as_array(shift), as_array(1 / size if size > 0 else 1.0))
     values = values - shift
     kind, axes, whitening = "scalars" if values.shape[-1] == 1 else "vectors", None, None
     if kind == "vectors" and settings.fewest_axes <= values.shape[-1] <= settings.largest_axes:
-        axes = jnp.asarray(principal_axes(values), rows.dtype)
+        axes = as_array(principal_axes(values))
     if not whole and values.shape[2] <= settings.largest_inverse:
         whitening = whitening_of(values, settings.relative_floor)
     return Statistics(
@@ -163,7 +161,7 @@ def _of_part(
         bool((values > 0).all()) and not whole and shift == 0,
         scale,
         axes,
-        None if whitening is None else jnp.asarray(whitening, rows.dtype),
+        None if whitening is None else as_array(whitening),
         settings,
         axis,
     )

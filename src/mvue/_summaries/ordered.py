@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from .._core.types import Measurement
 from .._numerics.sorting import sort
+from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten
@@ -227,25 +228,24 @@ def _bands(frequencies: np.ndarray, count: int) -> np.ndarray:
 
 
 def ordered_statistics(
-    x: list[Array],
+    x: list[np.ndarray],
     kind: Literal["series", "image", "vector"],
     channel_axis: int | None,
     settings: SummariesSettings,
 ) -> OrderedStatistics:
     """The statistics for measurements like these, with two leading axes (N, M)."""
-    flat = np.asarray(jax.vmap(jax.vmap(flatten))(x), np.float64)
+    flat = np.asarray(jit(jax.vmap(jax.vmap(flatten)))(x), np.float64)
     values = flat.reshape(-1, flat.shape[-1])
     whole = all(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in x)
     shift = typical_offset(values, settings)
     size = np.median(np.abs(values - shift))
     size = size if size > 0 else np.std(values)
     size = size if size > 0 else 1.0
-    dtype = jnp.result_type(float)
-    scale = Affine(jnp.asarray(shift, dtype), jnp.asarray(1 / size, dtype))
+    scale = Affine(as_array(shift), as_array(1 / size))
     subspace = None
     if flat.shape[-1] > settings.largest_raw:
         mean, axes = signal_subspace((flat - shift) / size, settings.components)
-        subspace = Affine(jnp.asarray(mean, dtype), jnp.asarray(axes, dtype))
+        subspace = Affine(as_array(mean), as_array(axes))
     positive = bool((values > 0).all()) and not whole and shift == 0
     return OrderedStatistics(kind, channel_axis, positive, scale, subspace, settings)
 

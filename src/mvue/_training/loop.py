@@ -5,6 +5,7 @@ held-out draws and checkpoints. Nothing that the result depends on happens in be
 into other pieces, or stopped and resumed, ends with the same bits.
 """
 
+import functools
 import signal
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from .._core.types import Key
 from .._recipe.survey import Survey
 from .._runtime.devices import agreed, everywhere, from_first, replicated, same_everywhere
 from .._runtime.digest import arrays_identity, program_identity
-from .._runtime.jit import jit
+from .._runtime.jit import as_array, is_tracing
 from .._runtime.memory import bytes_needed, require_memory
 from .._runtime.programs import compiled
 from .._runtime.progress import Progress
@@ -134,14 +135,14 @@ def train(
             require_memory(bytes_needed(simulations.prepare()), program.source.sizes)
             held_out = _held_out(program, keys.validation)
         pool, renewed = pool_at(0)
-        first_run = (state, jnp.asarray(0), keys.train, constants, pool)
+        first_run = (state, as_array(0, int), keys.train, constants, pool)
         judging = program.arrays, keys.validation, held_out
         run, traced, executable = compiled(program.run, *first_run, **same)
         require_memory(bytes_needed(executable), program.source.sizes)
         validate = compiled(program.validate, *judging, **same).run
         if program.measures_loss:
             first = abs(float(validate(*judging)["loss"]))
-            state = state._replace(loss_unit=jnp.asarray(first if 0 < first < np.inf else 1.0))
+            state = state._replace(loss_unit=as_array(first if 0 < first < np.inf else 1.0))
     measure = everywhere(same_everywhere(program.measure, mesh), mesh)
     measure_excess = everywhere(same_everywhere(program.measure_excess, mesh), mesh)
 
@@ -149,7 +150,7 @@ def train(
         """The sums over so many batches; whatever came before, a resumed run has the same."""
         at_once = count if simulations is None else simulations.count
         for first in range(0, count, at_once):
-            numbers = jnp.asarray(first), jnp.asarray(min(first + at_once, count))
+            numbers = as_array(first, int), as_array(min(first + at_once, count), int)
             batches = pool if simulations is None else simulations.at(key, first)
             sums = function(sums, params, numbers, key, constants, batches)
         return sums
@@ -221,7 +222,7 @@ def train(
             stops = [every - step % every, steps - step, *(a - step for a in halts if a > step)]
             count = min(piece, renewed - step, *stops)
             begun = time.perf_counter()
-            state = run(state, jnp.asarray(count), keys.train, constants, pool)
+            state = run(state, as_array(count, int), keys.train, constants, pool)
             reached = int(state.step)
             elapsed = time.perf_counter() - begun
             piece = max(1, min(2 * piece, int(count * PIECE_SECONDS / max(elapsed, 1e-6))))
@@ -276,8 +277,13 @@ def _held_out(program: Program, key: Key) -> Batches:
     count = program.source.validation_batches
     at_once = program.simulations.count
     found = [program.simulations.at(key, first) for first in range(0, count, at_once)]
-    first = jit(lambda parts: jax.tree.map(lambda *part: jnp.concatenate(part)[:count], *parts))
-    return first(found)
+    return _joined(found, count)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _joined(parts: list[Batches], count: int) -> Batches:
+    """The first of all batches."""
+    return jax.tree.map(lambda *part: jnp.concatenate(part)[:count], *parts)
 
 
 def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:
@@ -290,8 +296,7 @@ def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:
 
 def refuse_tracing(key: Key) -> None:
     """Training decides on the host; it cannot be part of a compiled function."""
-    # Inside of a traced function all that is made is a tracer, also if the key comes from outside.
-    if isinstance(key, Tracer) or isinstance(jnp.zeros(()), Tracer):
+    if isinstance(key, Tracer) or is_tracing():
         raise TypeError("fit cannot be traced: call it outside of jax.jit, jax.vmap and jax.grad")
 
 
@@ -303,13 +308,13 @@ def _record(
     started: float,
 ) -> State:
     """Add a row to the history; keep the weights if they are the best so far."""
-    sums = state.sums
+    loss, mse, squared_bias, steps = map(float, state.sums)
     history.add(
         {
             "step": int(state.step),
-            "loss": float(sums.loss / sums.steps),
-            "mse": float(sums.mse / sums.steps),
-            "squared_bias": float(sums.squared_bias / sums.steps),
+            "loss": loss / steps,
+            "mse": mse / steps,
+            "squared_bias": squared_bias / steps,
             **{f"held_out_{name}": float(value) for name, value in held_out.items()},
             "seconds": time.perf_counter() - started,
         }

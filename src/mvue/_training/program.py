@@ -125,14 +125,14 @@ class Program:
             for _ in range(4)
         )
         return State(
-            step=jnp.asarray(0),
+            step=as_array(0, int),
             params=params,
             average=average,
             best=best,
             opt_state=jit(self.optimizer.init)(params),
             sums=Sums.zero(),
-            nonfinite=jnp.asarray(0),
-            diverged=jnp.asarray(False),
+            nonfinite=as_array(0, int),
+            diverged=as_array(False, bool),
             anchor=None if self.control is None else self.control.first(anchor, self.d),
             excess=None if self.places is None else self._no_excess(),
             loss_unit=as_array(1.0),

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._core.problem import Draw
 from .._core.types import Theta
@@ -234,7 +235,8 @@ def geometric_schedule(
         raise ValueError(f"begin and end must satisfy 0 <= begin < end <= 1, got {begin} and {end}")
 
     def schedule(progress: Any) -> Any:
-        fraction = jnp.clip((progress - begin) / (end - begin), 0.0, 1.0)
+        xp = jnp if isinstance(progress, jax.Array) else np
+        fraction = xp.clip((progress - begin) / (end - begin), 0.0, 1.0)
         return start * (stop / start) ** fraction
 
     return schedule
