@@ -139,12 +139,20 @@ def _described(tree: Any, free: int = 0, more: tuple[str, ...] = ()) -> str:
 
 
 def _array(leaf: Any) -> Any:
-    if isinstance(leaf, (np.ndarray, jax.Array)):
+    if isinstance(leaf, jax.Array):
         return leaf
     array = jnp.asarray(leaf) if is_traced(leaf) else np.asarray(leaf)
-    if array.dtype == object:
+    if array.dtype == object and not isinstance(leaf, np.ndarray):
         raise TypeError("not an array")
-    return array
+    return array if isinstance(array, Tracer) else _native(array)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The same numbers in a format that JAX knows: not swapped bytes, nor more than double."""
+    wide = {"f": np.float64, "c": np.complex128}.get(array.dtype.kind)
+    if wide is not None and array.dtype.itemsize > np.dtype(wide).itemsize:
+        return array.astype(wide)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _cast(values: Any, dtype: Any, xp: Any) -> Any:
