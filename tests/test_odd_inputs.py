@@ -30,6 +30,9 @@ def masked(shape):
         lambda: mvue.Repeats.from_rows(np.ones((4, 3)), np.ones(4), unit_ids=masked(4)),
         lambda: mvue.sklearn.mean_squared_bias(np.ones(4), masked(4)),
         lambda: mvue.sklearn.unit_ids_of(masked(4)),
+        lambda: mvue.crb(
+            mvue.Problem(dist.Uniform(0.0, 1.0), noisy), np.ma.masked_array(0.5, True)
+        ),
         lambda: mvue.wls(masked((4, 1)), 1.0),
         lambda: mvue.wls(np.ones((4, 1)), masked(4)),
     ],

@@ -144,7 +144,7 @@ def _array(leaf: Any) -> Any:
     array = jnp.asarray(leaf) if is_traced(leaf) else np.asarray(leaf)
     if array.dtype == object and array.ndim == 0:
         raise TypeError("not an array")
-    return array if isinstance(array, Tracer) else native(array)
+    return native(array) if isinstance(array, np.ndarray) else array
 
 
 def _cast(values: Any, dtype: Any, xp: Any) -> Any:
