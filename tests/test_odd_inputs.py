@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import mvue
@@ -26,11 +27,37 @@ def masked(shape):
         lambda: mvue.sklearn.LinearBCE().fit(masked((4, 3)), np.arange(4.0)),
         lambda: mvue.sklearn.BCERegressor().fit(masked((4, 3)), np.arange(4.0)),
         lambda: mvue.lmmse(np.ones((3, 1)), np.eye(3), np.eye(1)).predict(masked((4, 3))),
+        lambda: mvue.Repeats.from_rows(np.ones((4, 3)), np.ones(4), unit_ids=masked(4)),
+        lambda: mvue.sklearn.mean_squared_bias(np.ones(4), masked(4)),
+        lambda: mvue.sklearn.unit_ids_of(masked(4)),
+        lambda: mvue.crb(
+            mvue.Problem(dist.Uniform(0.0, 1.0), noisy), np.ma.masked_array(0.5, True)
+        ),
+        lambda: mvue.wls(masked((4, 1)), 1.0),
+        lambda: mvue.wls(np.ones((4, 1)), masked(4)),
     ],
 )
 def test_masked_numbers_are_refused(use):
     with pytest.raises(ValueError, match="masked numbers, and a mask is not used"):
         use()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"prior": lambda rng: masked(2) + 0 * rng.normal()}, "theta has 1 masked numbers"),
+        ({"prior": lambda rng: {}}, "theta must hold at least one number"),
+        ({"prior": lambda rng: {"a": {}}}, "theta must hold at least one number"),
+        ({"prior": lambda rng: rng.normal() * 1j}, "y must be real numbers, got complex128"),
+        ({"target": lambda t: masked(2)}, "y has 1 masked numbers"),
+        ({"target": lambda t: 1j * t}, "y must be real numbers, got complex128"),
+        ({"target": str}, "y must be real numbers, got <U"),
+    ],
+)
+def test_parameters_are_real_numbers(given, match):
+    given = {"prior": lambda rng: rng.normal()} | given
+    with pytest.raises((mvue.exceptions.SimulatorError, ValueError), match=match):
+        mvue.simulate(lambda t, rng: rng.normal(), units=2, **given)
 
 
 def test_a_simulator_may_not_return_masked_numbers():
@@ -76,6 +103,41 @@ def test_keys_of_either_kind_train_the_same():
         for key in (jr.key(3), jr.PRNGKey(3))
     )
     assert new.held_out == old.held_out
+
+
+@pytest.mark.parametrize(
+    ("unit_ids", "match"),
+    [
+        (np.array(["a", None, np.nan, "b"], object), "got 2 of 4 that are missing"),
+        (np.array([1, "1", 2, "2"], object), "must differ as texts"),
+        (pd.Series(["a", None, "b", "b"], dtype="string"), "got 1 of 4 that are missing"),
+        (pd.Series(["a", None, "b", "b"], dtype="category"), "got 1 of 4 that are missing"),
+        (
+            np.array(["2020-01-01", "NaT", "NaT", "2020-01-02"], "M8[s]"),
+            "got 2 of 4 that are missing",
+        ),
+    ],
+)
+def test_rows_without_a_unit_are_not_one_unit(unit_ids, match):
+    with pytest.raises(ValueError, match=match):
+        mvue.Repeats.from_rows(np.ones((4, 3)), np.ones(4), unit_ids=unit_ids)
+
+
+def test_measurements_without_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"at least one number, .* got shapes \(4, 0\)"):
+        mvue.Repeats.from_rows(np.ones((4, 0)), np.ones(4))
+
+
+@pytest.mark.parametrize("bias_weight", [None, "1", np.ones(2)])
+def test_one_bias_weight_is_asked_for(bias_weight):
+    with pytest.raises(TypeError, match="bias_weight must be"):
+        mvue.linear_bce(np.ones((3, 1)), 1.0, 1.0, bias_weight)
+
+
+def test_what_is_missing_in_a_table_is_told():
+    table = pd.DataFrame({name: pd.array([1, None], "Int64") for name in "abc"})
+    with pytest.raises(TypeError, match="numbers, got object: give floats, with NaN for what is"):
+        mvue.wls(np.ones((3, 1)), 1.0).predict(table)
 
 
 def test_texts_are_not_averaged():

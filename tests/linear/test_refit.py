@@ -136,6 +136,21 @@ def test_bad_input_is_refused(line, arguments, message):
         mvue.refit_last_layer(**call)
 
 
+@pytest.mark.parametrize(
+    ("features", "match"),
+    [
+        (lambda x: x.sum(), r"a vector of real numbers .* got float32 of shape \(\)"),
+        (lambda x: 1j * x, "a vector of real numbers .* got complex64"),
+        (lambda x: (x, x), "a vector of real numbers .* got tuple"),
+        (lambda x: jnp.log(-(x**2)), "weight.y. and measurements must be finite .* none in all 20"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::mvue.exceptions.NonFiniteWarning")
+def test_features_are_real_vectors(line, features, match):
+    with pytest.raises(ValueError, match=match):
+        mvue.refit_last_layer(None, line, features=features, key=jr.key(0), units=20)
+
+
 def test_data_without_repeats_is_refused(line, key):
     with pytest.raises(ValueError, match="at least 2 measurements"):
         mvue.refit_last_layer(eqx.nn.Linear(2, 2, key=key), line.draw(key, 10, 1))

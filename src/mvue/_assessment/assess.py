@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._bounds.crb import note_bounds
-from .._core.checks import check_count
+from .._core.checks import check_count, refuse_masked
 from .._core.estimators import Carrier
 from .._core.keys import key_for
 from .._core.priors import prior_leaves
@@ -121,7 +121,7 @@ def assess(
     with own_errors(functions):
         errors, squares, reached = pieces.at_values(theta, truth, draw_key, stages, decided)
         with stages.stage("averaging over the prior"):
-            size = np.fmax.reduce(rms_of(errors).ravel())
+            size = np.fmax.reduce(rms_of(errors), axis=(1, 2))
             averages = pieces.over_prior(prior_key, size, reached)
     with stages.stage("computing the bound"):
         bound = note_bounds(problem, theta, transform if of else None, key_for("bound", key))
@@ -236,10 +236,11 @@ def _values(problem: Problem, at: Theta | None, key: Key) -> Theta:
         raise ValueError(f"at must have the structure of theta, {structure}: {error}") from error
 
     def fit_shape(value: Any, like: Any) -> Array:
-        try:
-            given = np.asarray(value, np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"at must hold arrays of values of theta: {error}") from error
+        refuse_masked("at", value)
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"at must hold arrays of values of theta, got {given.dtype}")
+        given = given.astype(np.float64)
         value = jnp.asarray(given, like.dtype)
         if (np.asarray(value, np.float64) != np.rint(given)).any() and value.dtype.kind in "iu":
             raise ValueError(f"at must hold whole numbers, as the prior does; got {given}")

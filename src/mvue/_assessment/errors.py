@@ -127,7 +127,7 @@ class ErrorPieces:
             errors = errors.transpose(2, 0, 1, 3)
             wanted = jnp.broadcast_to(start + jnp.arange(size) < repeats, (self.values, size))
             finite = jnp.isfinite(errors).all(axis=-1) & wanted[None]
-            common = unit.max(axis=-1)[None, :, None, None]
+            common = unit.max(axis=-1)[..., None, None]
             squares = ((errors / common) ** 2).sum(axis=-1)
 
             def pair(which: Array) -> ErrorMoments:
@@ -135,11 +135,16 @@ class ErrorPieces:
                 return moments_of(both, finite[which[0]] & finite[which[1]])
 
             return _ErrorTotals(
-                moments_of(errors / unit[None, :, None, :], finite), jax.lax.map(pair, pairs)
+                moments_of(errors / unit[:, :, None, :], finite), jax.lax.map(pair, pairs)
             )
 
-        rows, reduce = self._compiled(rows), self._compiled(reduce)
-        unit, total, reached, looks = jnp.ones_like(truth), None, 0, list(self.looks)
+        def largest(errors: Array) -> Array:
+            errors = errors[: self.values * size].reshape(self.values, size, *errors.shape[1:])
+            return jnp.where(jnp.isfinite(errors), jnp.abs(errors), 0.0).max(axis=1).swapaxes(0, 1)
+
+        rows, reduce, largest = map(self._compiled, (rows, reduce, largest))
+        unit = jnp.ones((len(self.functions), *truth.shape), truth.dtype)
+        total, reached, looks = None, 0, list(self.looks)
         with progress.stage("assessing", repeats) as advance:
             advance(0, "compiling")
             for begin in range(0, repeats, size):
@@ -150,9 +155,14 @@ class ErrorPieces:
                 if total is None:
                     # Powers of very small or large errors would leave the range of single
                     # precision: the first piece tells their size, in which all are measured.
-                    rms = np.fmax.reduce(rms_of(reduce(start, errors, unit).errors.on_host()))
-                    rms = np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
-                    unit = jnp.asarray(rms, truth.dtype)
+                    # Each estimator has its own, for one that diverges must not hide another.
+                    rms = rms_of(reduce(start, errors, unit).errors.on_host())
+                    if not _usable(rms).all():
+                        most = np.asarray(largest(errors), np.float64)
+                        scale = jnp.asarray(np.where(most > 0, most, 1.0), truth.dtype)
+                        within = rms_of(reduce(start, errors, scale).errors.on_host())
+                        rms = np.where(_usable(rms), rms, within * most)
+                    unit = jnp.asarray(np.where(_usable(rms), rms, 1.0), truth.dtype)
                 part = reduce(start, errors, unit)
                 total = part if total is None else _ErrorTotals(*map(merge, total, part))
                 reached = min(begin + size, repeats)
@@ -164,25 +174,25 @@ class ErrorPieces:
                         break
         assert total is not None
         units = np.asarray(unit, np.float64)
-        common = np.repeat(units.max(axis=-1)[:, None] ** 2, 2, axis=1)
+        common = units.max(axis=-1) ** 2
         squares = [
-            rescale(ErrorMoments(*(leaf[p] for leaf in total.squares.on_host())), common)
-            for p in range(len(pairs))
+            rescale(ErrorMoments(*(leaf[p] for leaf in total.squares.on_host())), common[pair].T)
+            for p, pair in enumerate(pairs)
         ]
         return ErrorsAtValues(rescale(total.errors.on_host(), units), squares, reached)
 
-    def over_prior(self, key: Key, unit: float, repeats: int) -> list[PriorAverage]:
+    def over_prior(self, key: Key, unit: np.ndarray, repeats: int) -> list[PriorAverage]:
         """Averages over the prior of squared error and squared bias.
 
         Args:
             key: decides the units and their measurements.
-            unit: the size of errors.
+            unit: the size of the errors of each estimator.
             repeats: about how many measurements in all.
         """
         units = max(FEWEST_UNITS, repeats // PRIOR_REPLICATES)
         m = PRIOR_REPLICATES
         size = self.rows // m
-        unit = unit if np.isfinite(unit) and unit > 0 else 1.0
+        unit = np.where(_usable(unit), unit, 1.0)
         theta_key, draw_key = jr.split(key)
 
         def rows(start: Array, key: Key) -> _Rows:
@@ -193,7 +203,7 @@ class ErrorPieces:
 
         def reduce(start: Array, errors: Array, unit: Array) -> ErrorMoments:
             errors = errors[: size * m].reshape(size, m, *errors.shape[1:]).transpose(2, 0, 1, 3)
-            errors = errors / unit
+            errors = errors / unit[:, None, None, None]
             mse = jax.vmap(unit_mse)(errors).sum(axis=-1)
             bias2 = jax.vmap(lambda e: unit_squared_bias(e, "unbiased"))(errors).sum(axis=-1)
             both = jnp.stack([mse, bias2], axis=-1)
@@ -207,7 +217,7 @@ class ErrorPieces:
             part = reduce(start, errors, jnp.asarray(unit, errors.dtype))
             total = part if total is None else merge(total, part)
         assert total is not None
-        total = rescale(total.on_host(), np.full(2, unit**2))
+        total = rescale(total.on_host(), np.stack([unit**2] * 2, axis=-1))
         stats = summarize(total)
         return [
             PriorAverage(mean[0], se[0], mean[1], se[1], int(units - number))
@@ -223,6 +233,11 @@ class ErrorPieces:
 def pairs_of(names: Sequence[T]) -> list[tuple[T, T]]:
     """Every two of them, in the order of their squared errors."""
     return [(names[i], names[j]) for i in range(len(names)) for j in range(i)]
+
+
+def _usable(size: np.ndarray) -> np.ndarray:
+    """Which sizes can be units."""
+    return np.isfinite(size) & (size > 0)
 
 
 def rms_of(errors: ErrorMoments) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.checks import check_count, describe_shapes, refuse_masked
+from .._core.checks import as_numbers, check_count, describe_shapes
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
 from .._core.types import Estimator, Measurement
 from .._runtime.progress import Progress, progress_for
@@ -57,6 +57,11 @@ class Average(Predictor, eqx.Module):
     ) -> None:
         if chunk_size is not None:
             check_count("chunk_size", chunk_size)
+        if weights is not None and not callable(weights):
+            raise TypeError(
+                f"weights must be a function of one measurement, got {type(weights).__name__}: "
+                "give weights of given sets to averaged"
+            )
         self.estimator = as_estimator(estimator)
         self.weights = weights
         self.nonfinite = nonfinite
@@ -349,6 +354,11 @@ def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
                 f"{name} must return a number or a vector for one measurement, of "
                 f"{describe_shapes(one)} here; it returned {got}. Is axis the right one?"
             )
+        if jnp.issubdtype(output.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{name} must return real numbers, got {output.dtype}: average real and imaginary "
+                "parts as two components"
+            )
 
 
 def _leading_shape(x: Any, axis: int) -> tuple[int, ...]:
@@ -367,19 +377,11 @@ def _leading_shape(x: Any, axis: int) -> tuple[int, ...]:
 
 def _as_arrays(x: Any) -> Any:
     """The same with NumPy or JAX arrays for leaves."""
-
-    def array(leaf: Any) -> Any:
-        refuse_masked("x", leaf)
-        made = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-        if made.dtype.kind in "OSUTMm":
-            raise TypeError(f"x must be numbers, got {made.dtype}")
-        return made
-
-    return jax.tree.map(array, x)
+    return jax.tree.map(lambda leaf: as_numbers("x", leaf), x)
 
 
 def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:
-    mask = _as_arrays(mask)
+    mask = as_numbers(name, mask)
     if mask.shape != shape or mask.dtype != bool:
         raise ValueError(
             f"{name} must hold booleans of shape {shape}, one for each measurement; got "

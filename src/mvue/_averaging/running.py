@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._core.checks import check_count, refuse_masked
 from .._core.estimators import is_traced
 
 NonFinite = Literal["error", "skip"]
@@ -58,6 +59,7 @@ class RunningAverage(eqx.Module):
     @classmethod
     def empty(cls, d: int) -> "RunningAverage":
         """The average of no estimates of d components: the start of a stream."""
+        check_count("d", d)
         none, zeros = np.zeros((), np.int64), np.zeros(d)
         return cls(none, none, *(zeros,) * 7)
 
@@ -85,7 +87,7 @@ class RunningAverage(eqx.Module):
         if nonfinite not in ("error", "skip"):
             raise ValueError(f"nonfinite must be 'error' or 'skip', got {nonfinite!r}")
         xp: Any = jnp if is_traced(estimates, weights, mask) else np
-        values = _floating(xp, estimates)
+        values = _given(xp, "estimates", estimates)
         if values.ndim < 2 or values.shape[-2] == 0:
             raise ValueError(
                 f"estimates must have shape (..., M, d) with M > 0, got shape {values.shape}: M "
@@ -93,9 +95,10 @@ class RunningAverage(eqx.Module):
             )
         w = xp.ones_like(values)
         if weights is not None:
-            w = _by_component("weights", _floating(xp, weights), values.shape, xp)
+            w = _by_component("weights", _given(xp, "weights", weights), values.shape, xp)
         there = xp.ones(values.shape, bool)
         if mask is not None:
+            refuse_masked("mask", mask)
             there = _by_component("mask", xp.asarray(mask), values.shape, xp)
         if there.dtype != bool:
             raise TypeError(f"mask must be of booleans, got {there.dtype}: give mask != 0")
@@ -110,6 +113,10 @@ class RunningAverage(eqx.Module):
                 hint = "mask them, or leave them out with nonfinite='skip'"
                 _refuse(f"estimates must be finite ({hint})", values, failed[..., 0])
         w = xp.where(wrong, xp.nan, xp.where(there, w, 0.0))
+        if xp is np:
+            with np.errstate(over="ignore"):
+                total = w.sum(axis=-2)
+            _refuse("weights must have a finite sum", total, np.asarray(np.isinf(total).any(-1)))
         skipped = (failed[..., 0] & (nonfinite == "skip")).sum(axis=-1)
         used = (w > 0).any(axis=-1).sum(axis=-1)
         equal = weights is None and mask is None and nonfinite == "error"
@@ -117,7 +124,8 @@ class RunningAverage(eqx.Module):
 
     def add(self, estimate: Any, weight: Any = 1.0) -> "RunningAverage":
         """With one more estimate, (d,), of a weight that is a number or one for each component."""
-        xp, (value, w) = _arrays(estimate, weight)
+        xp: Any = jnp if is_traced(estimate, weight) else np
+        value, w = _given(xp, "estimate", estimate), _given(xp, "weight", weight)
         shape = self.mean.shape
         if value.shape == () and shape == (1,):
             value = value[None]
@@ -138,8 +146,9 @@ class RunningAverage(eqx.Module):
             )
         xp: Any = jnp if is_traced(self, other) else np
         a, b = (jax.tree.map(lambda leaf: _floating(xp, leaf), one) for one in (self, other))
-        total = a.weight + b.weight
-        unit = xp.where(total > 0, total, 1.0)
+        with np.errstate(over="ignore"):
+            total = _finite(xp, a.weight + b.weight)
+        unit = xp.where(total == 0, 1.0, total)
         of_a, of_b = a.weight / unit, b.weight / unit
         apart = (b.mean - a.mean) + (b.mean_rest - a.mean_rest)
         mean, rest = _two_sum(a.mean, a.mean_rest + of_b * apart)
@@ -201,7 +210,7 @@ def _totals(xp: Any, values: Any, w: Any, *, equal: bool) -> tuple[Any, ...]:
 
     Estimates without weight must be zero.
     """
-    total = w.sum(axis=-2)
+    total = _finite(xp, w.sum(axis=-2))
     share = w / xp.where(total > 0, total, 1.0)[..., None, :]
     first = (share * values).sum(axis=-2)
     more = (share * (values - first[..., None, :])).sum(axis=-2)
@@ -236,6 +245,22 @@ def _arrays(*values: Any) -> tuple[Any, list[Any]]:
     """The library to compute with, and the numbers as its floating arrays."""
     xp = jnp if is_traced(values) else np
     return xp, [_floating(xp, value) for value in values]
+
+
+def _finite(xp: Any, total: Any) -> Any:
+    """NaN in the place of a sum that has overflown: no share of it is known."""
+    return xp.where(xp.isfinite(total), total, xp.nan)
+
+
+def _given(xp: Any, name: str, value: Any) -> Any:
+    """What a user gives, if it is real numbers without a mask."""
+    refuse_masked(name, value)
+    array = xp.asarray(value)
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool) or jnp.issubdtype(
+        array.dtype, np.complexfloating
+    ):
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    return _floating(xp, array)
 
 
 def _floating(xp: Any, value: Any) -> Any:

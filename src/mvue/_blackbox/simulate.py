@@ -92,6 +92,11 @@ def simulate(
         SimulatedDataError: the folder holds other data, or another process is filling it.
     """
     _check_settings(simulator, target, units, repeats, seed, retries, failures, time_limit)
+    if folder is not None and not (isinstance(folder, (str, Path)) and str(folder)):
+        raise TypeError(
+            f"folder must be the name of a folder, or None to keep the data in memory, got "
+            f"{folder!r}"
+        )
     unknowns = Unknowns(prior, target, names, int(seed))
     shards: Shards = MemoryShards() if folder is None else ShardFolder(folder)
     template = Task(

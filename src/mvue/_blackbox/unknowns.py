@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._core.checks import checked_names
+from .._core.checks import checked_names, refuse_masked
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
 from .._core.theta import Columns, column_name, describe_theta, theta_columns, theta_of_unit
@@ -68,7 +68,12 @@ class Unknowns:
 
     def _y_of(self, theta: Any) -> np.ndarray:
         try:
-            y = np.asarray(theta if self._target is None else self._target(theta), np.float64)
+            y = theta if self._target is None else self._target(theta)
+            refuse_masked("y", y)
+            y = np.asarray(y)
+            if y.dtype.kind not in "biuf":
+                raise TypeError(f"y must be real numbers, got {y.dtype}")
+            y = y.astype(np.float64)
         except Exception as error:
             raise SimulatorError(
                 f"target(theta) failed for theta = {describe_theta(theta)}; it must return a "

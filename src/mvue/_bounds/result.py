@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from numpyro.distributions import constraints
 
-from .._core.checks import describe_shapes
+from .._core.checks import describe_shapes, refuse_masked
 from .._core.priors import element_support, prior_leaves
 from .._core.problem import Problem
 from .._core.theta import ThetaLayout
@@ -119,6 +119,8 @@ def one_theta(problem: Problem, theta: Theta) -> Theta:
     leaves, structure = jax.tree.flatten(one)
     try:
         parts = structure.flatten_up_to(theta)
+        for part in parts:
+            refuse_masked("theta", part)
         arrays = [np.asarray(part, np.float64) for part in parts]
     except (TypeError, ValueError) as error:
         raise ValueError(

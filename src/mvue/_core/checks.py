@@ -37,21 +37,54 @@ def refuse_masked(name: str, value: Any) -> None:
         )
 
 
+def as_numbers(name: str, value: Any) -> Any:
+    """An array as JAX takes it, and with the numbers that were given, or an error.
+
+    Swapped bytes and more digits than double become double; whole numbers that JAX would cut are
+    refused.
+    """
+    refuse_masked(name, value)
+    if isinstance(value, jax.Array):
+        return value
+    array = np.asarray(value)
+    if not jnp.issubdtype(array.dtype, np.number) and array.dtype != bool:
+        raise TypeError(f"{name} must be numbers, got {array.dtype}")
+    array = native(array)
+    single = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and (array.astype(single) != array).any():
+        raise ValueError(
+            f"{name} must hold whole numbers that {single} can hold, got {array.min()} to "
+            f"{array.max()}: give floats"
+        )
+    return array
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """The same numbers in a format that JAX knows: not swapped bytes, nor more than double."""
+    wide = {"f": np.float64, "c": np.complex128}.get(array.dtype.kind)
+    if wide is not None and array.dtype.itemsize > np.dtype(wide).itemsize:
+        return array.astype(wide)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
     """One name for each component of y; the default ones where none are given."""
     if names is None:
         return ("y",) if d == 1 else tuple(f"y{i + 1}" for i in range(d))
     if isinstance(names, str):
         raise TypeError(f"names must be a sequence of names, got the string {names!r}")
+    names = tuple(names)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be strings, got {names}")
     if len(names) != d:
         raise ValueError(
             f"names must have one entry for each of the {d} components of y, got {len(names)}: "
-            f"{tuple(names)}"
+            f"{names}"
         )
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
-        raise ValueError(f"names must differ, got {twice[0]!r} twice: {tuple(names)}")
-    return tuple(names)
+        raise ValueError(f"names must differ, got {twice[0]!r} twice: {names}")
+    return names
 
 
 def check_estimator(

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from .._serialise.registry import register
 from ..exceptions import NonFiniteWarning, OutsideTrainingWarning
-from .checks import refuse_masked
+from .checks import as_numbers, native, refuse_masked
 from .types import Estimator, Measurement
 
 AT_ONCE = 1024  # measurements that are estimated from at a time
@@ -139,12 +139,12 @@ def _described(tree: Any, free: int = 0, more: tuple[str, ...] = ()) -> str:
 
 
 def _array(leaf: Any) -> Any:
-    if isinstance(leaf, (np.ndarray, jax.Array)):
+    if isinstance(leaf, jax.Array):
         return leaf
     array = jnp.asarray(leaf) if is_traced(leaf) else np.asarray(leaf)
-    if array.dtype == object:
+    if array.dtype == object and array.ndim == 0:
         raise TypeError("not an array")
-    return array
+    return native(array) if isinstance(array, np.ndarray) else array
 
 
 def _cast(values: Any, dtype: Any, xp: Any) -> Any:
@@ -154,7 +154,8 @@ def _cast(values: Any, dtype: Any, xp: Any) -> Any:
     if values.dtype == dtype:
         return xp.asarray(values)
     if not jnp.issubdtype(values.dtype, np.number) and values.dtype != bool:
-        raise TypeError(f"x must be numbers, got {values.dtype}")
+        hint = ": give floats, with NaN for what is missing" if values.dtype == object else ""
+        raise TypeError(f"x must be numbers, got {values.dtype}{hint}")
     is_complex = jnp.issubdtype(values.dtype, np.complexfloating)
     inexact = np.complexfloating if is_complex else np.floating
     wider = jnp.promote_types(values.dtype, dtype) == values.dtype
@@ -203,7 +204,7 @@ class Predictor(abc.ABC):
         Where the shape of a measurement is not known, x is one measurement.
         """
         if self._spec is None:
-            return _from_one(self.function, jax.tree.map(jnp.asarray, x))
+            return _from_one(self.function, jax.tree.map(jnp.asarray, _numbers(x)))
         x = self._spec.arrays(x)
         is_batch = self._spec.is_batch(x)
         x = self._spec.cast(x, xp=jnp)
@@ -257,7 +258,7 @@ class Predictor(abc.ABC):
 
     def _pieces(self, x: Measurement) -> Iterator[Any]:
         """Many measurements, checked, in pieces; one that is empty if there are none."""
-        x = jax.tree.map(np.asarray, x) if self._spec is None else self._spec.batch(x)
+        x = _numbers(x) if self._spec is None else self._spec.batch(x)
         at_once = self._at_once(x)
         for start in range(0, max(len(jax.tree.leaves(x)[0]), 1), at_once):
             piece = jax.tree.map(lambda leaf, s=start: leaf[s : s + at_once], x)
@@ -292,6 +293,10 @@ class Carrier(Predictor):
     def _warning(self) -> tuple[str, type[Warning]]:
         text = "far outside of those that the estimator was trained on, or not finite"
         return text, OutsideTrainingWarning
+
+
+def _numbers(x: Any) -> Any:
+    return jax.tree.map(lambda leaf: as_numbers("x", leaf), x)
 
 
 def _from_one(function: Estimator, x: Any) -> Array:

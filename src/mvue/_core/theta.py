@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..exceptions import SimulatorError
+from .checks import refuse_masked
 from .types import Theta
 
 Columns: TypeAlias = dict[tuple[str, ...], np.ndarray]
@@ -73,11 +74,14 @@ def theta_columns(theta: Any) -> Columns:
     if isinstance(theta, Mapping):
         if not all(isinstance(key, str) for key in theta):
             raise SimulatorError(f"the keys of theta must be strings, got {list(theta)}")
+        if not theta:
+            raise SimulatorError("theta must hold at least one number, got an empty dict")
         return {
             (key, *path): leaf
             for key in sorted(theta)
             for path, leaf in theta_columns(theta[key]).items()
         }
+    refuse_masked("theta", theta)
     try:
         leaf = np.asarray(theta)
     except Exception:

@@ -49,10 +49,10 @@ class Repeats:
                 )
         if y.ndim == 1:
             y = y[:, None]
-        if y.ndim != 2 or x.ndim < 1 or not len(y) or len(x) != len(y):
+        if y.ndim != 2 or x.ndim < 1 or 0 in (*x.shape, *y.shape) or len(x) != len(y):
             raise ValueError(
-                "x and y must have one entry per row, at least one, and y the shape (rows,) or "
-                f"(rows, d); got shapes {x.shape} and {y.shape}"
+                "x and y must have one entry per row, at least one number, and y the shape (rows,) "
+                f"or (rows, d); got shapes {x.shape} and {y.shape}"
             )
         rows = group_rows(y.astype(np.float64), unit_ids)
         x = x if rows.order is None else x[rows.order]

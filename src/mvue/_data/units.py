@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.checks import refuse_masked
+
 
 class UnitRows(NamedTuple):
     """Which rows belong to which unit; rows are in the order of units once `order` is applied."""
@@ -85,11 +87,24 @@ def kind_of_ids(unit_ids: Any) -> str:
 
 
 def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
+    refuse_masked("unit_ids", unit_ids)
     ids = np.asarray(unit_ids)
     if ids.shape != (n,):
         raise ValueError(f"unit_ids must have one entry per row, shape ({n},), got {ids.shape}")
     if ids.dtype.kind == "O":
-        ids = np.asarray(ids.tolist())
+        values = ids.tolist()
+        missing = sum(map(_is_missing, values))
+        if missing:
+            raise ValueError(
+                f"unit_ids must name the unit of every row, got {missing} of {n} that are missing "
+                "(None, NaN or NA): name them, or leave these rows out"
+            )
+        ids = np.asarray(values)
+        if ids.dtype.kind in "US" and len(set(values)) > len(set(ids.tolist())):
+            raise ValueError(
+                "unit_ids must differ as texts, got numbers and strings such as 1 and '1': give "
+                "all of them as one kind"
+            )
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError("unit_ids must be finite, got NaN or infinity: give every row a unit")
@@ -101,11 +116,21 @@ def _canonical_ids(unit_ids: Any, n: int) -> np.ndarray:
     if ids.dtype.kind in "bui":
         return ids.astype(np.int64)
     if ids.dtype.kind in "mM":
+        if np.isnat(ids).any():
+            raise ValueError(
+                f"unit_ids must name the unit of every row, got {np.isnat(ids).sum()} of {n} that "
+                "are missing (NaT): name them, or leave these rows out"
+            )
         unit = "datetime64[ns]" if ids.dtype.kind == "M" else "timedelta64[ns]"
         return ids.astype(unit).view(np.int64)
     if ids.dtype.kind in "US":
         return ids
     raise ValueError(f"unit_ids must be integers or strings, got an array of {ids.dtype}")
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is how Python, NumPy or pandas write that there is nothing."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def _fingerprints(values: np.ndarray) -> np.ndarray:

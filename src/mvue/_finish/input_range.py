@@ -101,15 +101,16 @@ class InputRange(eqx.Module):
             scores = first.scores(values).max(axis=0, initial=0.0)
             found = scores if found is None else np.maximum(found, scores)
             count += len(values)
-            rows = values.reshape(-1, values.shape[-1])
-            ends.append(np.stack([rows.min(axis=0), rows.max(axis=0)]))
+            halves = (values[::2], values[1::2]) if len(values) > 1 else (values, values)
+            rows = [half.reshape(-1, half.shape[-1]) for half in halves]
+            ends.append(np.stack([[half.min(axis=0), half.max(axis=0)] for half in rows]))
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
         if len(limits) > 1 + SUMMARIES:
             limits[-1] += HARMLESS_TIES
-        low, high = np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]
-        both = _widened(low, high, first.usual.centre, _widening(count))
+        low, high = np.min(ends, axis=0)[:, 0], np.max(ends, axis=0)[:, 1]
+        both = _widened(np.stack([low, high]), first.usual, _widening(count))
         return cls(is_set, first.usual, first.summaries, limits, both)
 
     @classmethod
@@ -170,14 +171,26 @@ def _widening(count: int) -> float:
     return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
 
 
-def _widened(low: np.ndarray, high: np.ndarray, centre: np.ndarray, by: float) -> np.ndarray:
-    """The ends of columns, farther from their centre; none is beyond zero that was not before."""
-    ends = np.stack([low, high])
-    wide = centre + by * (ends - centre)
+def _widened(ends: np.ndarray, usual: Scale, by: float) -> np.ndarray:
+    """The ends of columns, farther from their centre; none is beyond zero that was not before.
+
+    Each column has its own ends, and of many columns some fresh one often exceeds its largest of
+    all draws. By how much is seen from either half of the draws beside the other.
+
+    Args:
+        ends: the smallest and the largest numbers of columns in each half, (2, halves, p).
+        usual: of the columns.
+        by: the factor of a single column.
+    """
+    away = np.stack([usual.centre - ends[0], ends[1] - usual.centre])
+    one, other = np.maximum(away, usual.spread).swapaxes(0, 1)
+    joint = by * np.maximum(one / other, other / one).max(axis=1, keepdims=True)
+    farthest = away.max(axis=1)
+    low, high = usual.centre + [[-1], [1]] * np.where(farthest > 0, joint * farthest, 0)
     return np.stack(
         [
-            np.where(low >= 0, np.maximum(wide[0], 0), wide[0]),
-            np.where(high <= 0, np.minimum(wide[1], 0), wide[1]),
+            np.where((ends[0] >= 0).all(axis=0), np.maximum(low, 0), low),
+            np.where((ends[1] <= 0).all(axis=0), np.minimum(high, 0), high),
         ]
     )
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .._core.checks import refuse_masked
 from .._core.estimators import MeasurementSpec, Predictor
 from .._core.types import Estimator
 from .._serialise.registry import register
@@ -73,8 +74,8 @@ def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> Line
         return _solve(
             jnp, jnp.asarray(H), jnp.asarray(noise_cov), jnp.asarray(prior_cov), bias_weight
         )
-    bias_weight = float(bias_weight)
     check_bias_weight(bias_weight, finite=False)
+    bias_weight = float(bias_weight)
     H = _finite("H", H)
     if H.ndim != 2 or 0 in H.shape:
         raise ValueError(
@@ -134,6 +135,7 @@ def _root(xp: Any, covariance: Any, size: int) -> Any:
 
 
 def _finite(name: str, value: Any) -> np.ndarray:
+    refuse_masked(name, value)
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")

@@ -157,7 +157,7 @@ def refit_last_layer(
         return values * root, draw.y * root
 
     example = _examples(problem_or_data)[0]
-    width = jax.eval_shape(features, example).shape[0]
+    width = _width(features, example)
     if isinstance(problem_or_data, Draw):
         source = _fixed(problem_or_data, width)
     else:
@@ -170,12 +170,29 @@ def refit_last_layer(
             NonFiniteWarning,
             stacklevel=2,
         )
+    if bad == seen:
+        raise ValueError(
+            f"features(x), weight(y) and measurements must be finite and weights positive in some "
+            f"units, got none in all {seen:,}"
+        )
     fit = fit_moments(moments.summary(), float(bias_weight), fit_intercept=False, stacklevel=3)
     coefficients = jnp.asarray(fit.coefficients, jnp.result_type(float))
     measurement = MeasurementSpec(
         jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
     )
     return LinearReadout(features, coefficients[:, :-1], coefficients[:, -1], measurement)
+
+
+def _width(features: Callable[[Measurement], Array], x: Measurement) -> int:
+    """How many features there are; refuses what is no vector of real numbers."""
+    found = eqx.filter_eval_shape(features, x)
+    shape = getattr(found, "shape", None)
+    if shape is None or len(shape) != 1 or jnp.issubdtype(found.dtype, jnp.complexfloating):
+        got = type(found).__name__ if shape is None else f"{found.dtype} of shape {shape}"
+        raise ValueError(
+            f"features(x) must return a vector of real numbers for one measurement, got {got}"
+        )
+    return shape[0]
 
 
 def last_layer_features(estimator: Any, examples: Sequence[Measurement]) -> LastLayerFeatures:

@@ -1,6 +1,7 @@
 """Tables of measurements in files, read and written a piece at a time."""
 
 import csv
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -17,8 +18,10 @@ ROWS = 8192
 KINDS = (".csv", ".npy", ".parquet")
 
 
-MISSING = {"na", "n/a", "#n/a", "<na>", "null", "none", "?", "-"}
+MISSING = {"na", "n/a", "n.a.", "nat", "null", "nil", "none", "missing"}
 """How programs write that there is no number, in small letters; none of these is a name."""
+NAME = re.compile(r"[\s\"'(\[{|$\\]*[^\W\d]")
+"""How a name begins: with a letter. What begins otherwise may be a number in another notation."""
 
 
 class FileRows(NamedTuple):
@@ -41,8 +44,8 @@ def read_pieces(
     Args:
         path: the file.
         columns: names of those to take from a file that has names; the others are not looked at.
-        header: whether the first line of a CSV file has names; by default if none of its cells is
-            a number.
+        header: whether the first line of a CSV file has names; by default if all of its cells
+            begin with a letter.
         rows: how many at a time.
     """
     path = Path(path)
@@ -97,6 +100,9 @@ def _numpy_pieces(path: Path, rows: int) -> Iterator[FileRows]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is not a NumPy file of numbers, or was cut short") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError(f"{path} must hold one array, got an archive of {len(array)}: save one")
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         raise ValueError(f"{path} must hold rows of numbers, got {array.dtype} {array.shape}")
     for start in range(0, max(len(array), 1), rows):
@@ -112,7 +118,7 @@ def _csv_pieces(
             first = next(lines, None)
             if first is None:
                 raise ValueError(f"{path} is empty")
-            cells = _cells(first[1])
+            cells = _cells(path, *first)
             names, places = None, list(range(len(cells)))
             if _has_names(path, first[1], cells) if header is None else header:
                 names, places = cells, _places(path, cells, columns)
@@ -132,16 +138,20 @@ def _csv_pieces(
 
 
 def _has_names(path: Path, line: str, cells: list[str]) -> bool:
-    """Whether the first line has names of columns: then all of its cells are."""
+    """Whether the first line has names of columns: then all of its cells are.
+
+    What is neither a name nor a number for certain is an error: taken for names, a row were lost.
+    """
     if all(not cell or _is_number(cell) for cell in cells):
         return False
     if len(cells) == 1 and any(mark in line for mark in ";\t"):
         raise ValueError(f"{path} must have commas between columns, got {line!r:.80}")
     # A table that was written with its index has no name above that.
-    is_name = [bool(c) and not _is_number(c) and c.lower() not in MISSING for c in cells]
+    is_name = [_is_name(cell) for cell in (cells[0].lstrip("#"), *cells[1:])]  # as NumPy marks it
     if all(is_name[1:]) and (is_name[0] or (len(cells) > 1 and not cells[0])):
         return True
-    wrong = next(i for i, cell in enumerate(cells) if cell and not _is_number(cell))
+    others = [i for i, cell in enumerate(cells) if cell and not _is_number(cell)]
+    wrong = next((i for i in others if not is_name[i]), others[0])
     raise ValueError(
         f"{path} must have numbers only or names only in line 1, got {cells[wrong]!r:.80} in "
         f"column {wrong + 1} of line 1: write a number or leave it empty, or give --header if "
@@ -180,7 +190,7 @@ def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) 
         raise ValueError(
             f"{path} must have a measurement in every line, but line {number} is empty"
         )
-    cells = _cells(line)
+    cells = _cells(path, number, line)
     if len(cells) != width:
         raise ValueError(
             f"{path} must have {width} numbers in every line, got {len(cells)} in line {number}"
@@ -194,8 +204,20 @@ def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) 
     return [float(cells[i] or "nan") for i in places]
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader([line]))] or [""]
+def _cells(path: Path, number: int, line: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], strict=True))] or [""]
+    except csv.Error as error:  # a quote that is not closed, or a cell without end
+        raise ValueError(
+            f"{path} must have cells that end in their line, and quotes in pairs, got {line!r:.80} "
+            f"in line {number} ({error})"
+        ) from None
+
+
+def _is_name(cell: str) -> bool:
+    word = cell.strip().lower()
+    no_number = word in MISSING or word.startswith("nan(") or word.endswith(("!", "?"))
+    return bool(NAME.match(word)) and not _is_number(word) and not no_number
 
 
 def _is_number(text: str) -> bool:

@@ -71,7 +71,7 @@ def predict(
         typer.Option(
             "--header/--no-header",
             help="Whether the first line of a .csv file has names.",
-            show_default="if none of its cells is a number",
+            show_default="if all of its cells begin with a letter",
         ),
     ] = None,
     out: Annotated[
@@ -312,7 +312,9 @@ def _problem(name: str) -> Problem:
 def _keep(out: Path | None, *inputs: Path) -> None:
     """Refuse to write over what is read."""
     for path in inputs:
-        if out is not None and out.exists() and path.exists() and out.samefile(path):
+        with _explained():
+            same = out is not None and out.exists() and path.exists() and out.samefile(path)
+        if same:
             _fail(f"{out} is read and would be written over: give another file", EXIT_USAGE)
 
 

@@ -224,6 +224,8 @@ def check_bias_weight(bias_weight: Any, *, finite: bool = True) -> None:
     """Refuse a λ that is not a usable number; traced values pass."""
     if isinstance(bias_weight, str):
         raise TypeError(f"bias_weight must be a number, got the string {bias_weight!r}")
+    if bias_weight is None or tuple(getattr(bias_weight, "shape", ())) != ():
+        raise TypeError(f"bias_weight must be one number, got {bias_weight!r:.80}")
     try:
         value = float(bias_weight)
     except (TypeError, ValueError):  # traced: its value is not known yet

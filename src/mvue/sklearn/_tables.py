@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_array
 
+from .._core.checks import refuse_masked
+
 
 def as_table(values: Any, name: str) -> np.ndarray:
     """Values of shape (n,) or (n, d) as float64 of shape (n, d), all finite."""
+    refuse_masked(name, values)
     array = check_array(
         values,
         ensure_2d=False,
