@@ -143,3 +143,10 @@ def test_what_is_missing_in_a_table_is_told():
 def test_texts_are_not_averaged():
     with pytest.raises(TypeError, match="x must be numbers, got <U1"):
         mvue.average(lambda x: x[:1], np.full((4, 3), "1"))
+
+
+@pytest.mark.parametrize("model", [mvue.sklearn.LinearBCE(), mvue.sklearn.BCERegressor()])
+def test_a_missing_y_is_refused(model):
+    y = np.array([1.0] * 4 + [2.0] * 3 + [None], object)
+    with pytest.raises(ValueError, match="y contains NaN or infinity in 1 of 8 rows"):
+        model.fit(np.arange(16.0).reshape(8, 2), y)

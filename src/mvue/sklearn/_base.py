@@ -62,6 +62,17 @@ def _powers_of(columns: np.ndarray) -> np.ndarray:
     return STEP * np.rint(power / STEP).astype(int)
 
 
+def targets_as_rows(y: Any) -> np.ndarray:
+    """Numbers of y, shape (n, d); scikit-learn looks for missing numbers before None is one."""
+    y = np.asarray(y, np.float64).reshape(len(y), -1)
+    if not np.isfinite(y).all():
+        raise ValueError(
+            f"Input y contains NaN or infinity in {(~np.isfinite(y).all(axis=1)).sum()} of "
+            f"{len(y)} rows: leave rows without a known y out"
+        )
+    return y
+
+
 class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """What all linear estimators share once they have coefficients."""
 
@@ -137,7 +148,7 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 self.target_names_ = names
             elif hasattr(self, "target_names_"):
                 del self.target_names_
-        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        y = targets_as_rows(y)
         if unit_ids is not None:
             unit_ids = np.asarray(unit_ids)
             check_consistent_length(X, unit_ids)

@@ -28,6 +28,7 @@ from ..losses._objectives import Loss, bce, emmse
 from ..nn._frozen import Affine, Frozen
 from ..nn._layers import perceptron
 from ..nn._standardize import DOUBLE, mean_and_deviation
+from ._base import targets_as_rows
 
 AUTO_UNITS = 50  # from so many units on, early_stopping="auto" holds some of them out
 VALIDATIONS = 100
@@ -217,7 +218,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if unit_ids is not None:
             check_consistent_length(X, unit_ids)
         self._y_is_vector = y.ndim == 1
-        X, y = X.astype(np.float64), np.asarray(y, np.float64).reshape(len(y), -1)
+        X, y = X.astype(np.float64), targets_as_rows(y)
         network: Estimator | None = None
         if before is not None:
             shapes = [np.shape(units.shift) for units in before]
