@@ -120,13 +120,7 @@ def counts(key, mean, number):
     ("simulate", "exchangeable"),
     [
         (lambda key, t: {"a": t + jr.normal(key), "n": counts(key, 3.0, 2)}, False),
-        (
-            lambda key, t: {
-                "a": t + jr.normal(key, (4,)),
-                "n": whole(t + 10 * jr.normal(key, (3,))),
-            },
-            None,
-        ),
+        (lambda key, t: {"a": t + jr.normal(key, (4,)), "n": counts(key, t, 3)}, None),
         (lambda key, t: (t + jr.normal(key, (4,)), 1j * jr.normal(key, (4, 2))), True),
     ],
 )
