@@ -12,6 +12,7 @@ from helpers.hasty import HASTY, HASTY_SURVEY
 from mvue._core.sampling import Simulations
 from mvue._finish.verdict import Judgement, judge
 from mvue.nn._staged import prepare
+from mvue.problems import textbook
 
 N = 8
 SETTINGS = mvue.Recipe.Verdict(values=7, repeats=4096)
@@ -133,3 +134,38 @@ def test_corners_are_judged(line, key):
     distance = np.abs(found.y[None] - corners[:, None]).max(axis=2).min(axis=1)
     np.testing.assert_allclose(distance, 0, atol=1e-5)
     assert found.judgement is Judgement.POOR
+
+
+def squared_mean():
+    """Where the mean is zero, its error is that of the curvature alone."""
+    problem = mvue.Problem.from_likelihood(
+        prior=dist.Uniform(-0.5, 2.0),
+        likelihood=lambda t: dist.Normal(t, 1.0).expand((N,)),
+        target=lambda t: t**2,
+        names=("power",),
+    )
+    return problem, lambda x: jnp.mean(x) ** 2 - 1 / N
+
+
+def noise_variance():
+    """Three coefficients take three of eight degrees of freedom."""
+    entry = textbook("linear-noise-variance")
+    return entry.problem, entry.mvue
+
+
+@pytest.mark.parametrize("case", [squared_mean, noise_variance])
+def test_the_best_unbiased_estimator_is_good_where_the_crb_cannot_be_reached(case, key):
+    problem, best = case()
+    seen = mvue.survey(problem, key=key, recipe=HASTY_SURVEY)
+    found = verdict(best, problem, seen, key)
+    assert found.expected == "Bhattacharyya's bound"
+    assert found.judgement is Judgement.GOOD
+    np.testing.assert_allclose(found.mse_over_expected, 1.0, atol=0.15)
+
+    def noisy(x):
+        """Noise from digits of the data that tell nothing."""
+        return best(x) * (1 + 0.9 * jnp.sign(jnp.sin(1e4 * jnp.sum(x) + 1.0)))
+
+    poor = verdict(noisy, problem, seen, key)
+    assert poor.judgement is Judgement.POOR
+    assert "far from Bhattacharyya's bound" in str(poor)

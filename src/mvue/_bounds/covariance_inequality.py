@@ -1,11 +1,20 @@
 """The covariance inequality D G⁻¹ Dᵀ, exactly or from simulated functions of mean zero."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from ..exceptions import IrregularModelError
-from .monte_carlo import GROUPS, SHARE_LIMIT, group_error
+from .._core.keys import fold_in_each
+from .._core.problem import Problem
+from .._core.theta import ThetaLayout
+from .._core.types import Key
+from .._runtime.jit import in_double_precision
+from ..exceptions import BoundError, IrregularModelError
+from .monte_carlo import GROUPS, SCORE_LIMIT, SHARE_LIMIT, group_error
 
 MOST_POINTS = 8
 GAIN = 1e-3  # relative, from which on a further test point is taken
@@ -90,3 +99,55 @@ def greedy(
             break
         chosen, left = np.append(chosen, left[best]), np.delete(left, best)
     return chosen
+
+
+def log_likelihood_at(problem: Problem, layout: ThetaLayout, flat: Array, x: Any) -> Array:
+    """Of one measurement, at the numbers of theta."""
+    assert problem.log_likelihood is not None
+    return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
+
+
+def simulated_function(
+    problem: Problem, layout: ThetaLayout, function: Callable[[Array, Any], Array]
+) -> Callable[[np.ndarray, Key, int], np.ndarray]:
+    """A function of theta and a measurement, of simulated ones at one theta, (samples, functions).
+
+    One program serves all values of theta.
+    """
+
+    @jax.jit
+    def of_keys(flat: Array, keys: Key) -> Array:
+        theta = layout.to_theta(flat)
+        return jax.lax.map(
+            lambda k: function(flat, problem.simulate(k, theta)), keys, batch_size=1024
+        )
+
+    def values(flat: np.ndarray, key: Key, samples: int) -> np.ndarray:
+        try:
+            return in_double_precision(
+                lambda: np.asarray(
+                    of_keys(jnp.asarray(flat), fold_in_each(key, jnp.arange(samples))), np.float64
+                )
+            )
+        except Exception as error:
+            raise BoundError(
+                "log_likelihood(theta, x) cannot be computed or differentiated so often: "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            ) from error
+
+    return values
+
+
+def refuse_irregular(values: np.ndarray, names: list[str]) -> None:
+    """Refuse functions that are not finite, or whose mean is not zero."""
+    bad = ~np.isfinite(values).all(axis=0)
+    if bad.any():
+        raise IrregularModelError(f"{names[int(bad.argmax())]} of the likelihood is not finite")
+    error = np.maximum(values.std(axis=0) / np.sqrt(len(values)), np.finfo(float).tiny)
+    away = np.abs(values.mean(axis=0)) / error
+    if (away > SCORE_LIMIT).any():
+        raise IrregularModelError(
+            f"{names[int(away.argmax())]} of the likelihood has a mean that is {away.max():.3g} "
+            "standard errors away from 0: the support of the data depends on theta, or simulate "
+            "and log_likelihood disagree"
+        )

@@ -24,7 +24,14 @@ from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
 from .._runtime.jit import forget_constants, in_double_precision, in_either_precision, on_host
 from ..exceptions import BoundError, IrregularModelError
-from .covariance_inequality import Exact, Halves, greedy
+from .covariance_inequality import (
+    Exact,
+    Halves,
+    greedy,
+    log_likelihood_at,
+    refuse_irregular,
+    simulated_function,
+)
 from .crb import Bound
 from .fisher import informations
 from .gaussian import base_of, moments_of_gaussian
@@ -86,43 +93,81 @@ def _bhattacharyya(
     found = informations(problem, layout, flat[None], key=key)
     if found.failure[0]:
         raise found.failure[0]
-    p = len(flat)
-    indices = [
-        i for k in range(1, order + 1) for i in itertools.combinations_with_replacement(range(p), k)
-    ]
-    if len(indices) > MOST_FUNCTIONS:
-        raise BoundError(
-            f"{len(indices)} derivatives of {p} numbers in theta up to order {order} are too many, "
-            f"at most {MOST_FUNCTIONS}: give a smaller order"
-        )
-
-    def at_zero(function: Callable[[Array], Array]) -> Array:
-        """All derivatives of a function of a step of theta, (..., functions)."""
-        zero, parts = jnp.zeros(p), []
-        for k in range(1, order + 1):
-            function = jax.jacfwd(function)
-            tensor = function(zero)
-            wanted = [i for i in indices if len(i) == k]
-            parts.append(jnp.stack([tensor[(..., *i)] for i in wanted], axis=-1))
-        return jnp.concatenate(parts, axis=-1)
-
-    def of_measurement(x: Any) -> Array:
-        here = _log_likelihood(problem, layout, jnp.asarray(flat), x)
-
-        def ratio(step: Array) -> Array:
-            return jnp.exp(_log_likelihood(problem, layout, jnp.asarray(flat) + step, x) - here)
-
-        return at_zero(ratio)
-
-    def y_of(step: Array) -> Array:
-        return problem.y_of(layout.to_theta(jnp.asarray(flat) + step))
-
-    covariances = in_double_precision(lambda: np.asarray(at_zero(y_of), np.float64))
-    values = _simulated(problem, layout, flat, of_measurement, key, samples)
-    _refuse_irregular(values, [f"a derivative of order {len(i)}" for i in indices])
-    half = Halves(values)
-    matrix, se = half.bound(covariances, np.arange(len(indices)))
+    matrix, se = _LikelihoodDerivatives(problem, layout, len(flat), order).bound(flat, key, samples)
     return Bound(matrix, problem.names or (), f"Bhattacharyya of order {order}, Monte Carlo", se)
+
+
+def second_order_variances(
+    problem: Problem, thetas: Theta, key: Key, samples: int
+) -> np.ndarray | None:
+    """Bhattacharyya bounds of order 2 on the variance of each component at K values, (K, d).
+
+    NaN where there is none, and None where there is none at all. That the model is regular is not
+    looked at: the values have a Cramér-Rao bound.
+    """
+    try:
+        layout, flats = layout_of(problem), theta_rows(thetas)
+        derivatives = _LikelihoodDerivatives(problem, layout, flats.shape[1], 2)
+    except BoundError:
+        return None
+    found = []
+    with _forgetting(problem, layout, flats[0]):
+        for flat in flats:
+            try:
+                found.append(np.diag(derivatives.bound(flat, key, samples)[0]))
+            except BoundError:
+                found.append(np.nan)
+    _, y = problem.shapes()
+    return np.stack([np.broadcast_to(one, y.shape) for one in found])
+
+
+class _LikelihoodDerivatives:
+    """Derivatives of the likelihood of simulated measurements, divided by the likelihood."""
+
+    def __init__(self, problem: Problem, layout: ThetaLayout, p: int, order: int) -> None:
+        numbers = [
+            i
+            for k in range(1, order + 1)
+            for i in itertools.combinations_with_replacement(range(p), k)
+        ]
+        if len(numbers) > MOST_FUNCTIONS:
+            raise BoundError(
+                f"{len(numbers)} derivatives of {p} numbers in theta up to order {order} are too "
+                f"many, at most {MOST_FUNCTIONS}: give a smaller order"
+            )
+
+        def at_zero(function: Callable[[Array], Array]) -> Array:
+            """All derivatives of a function of a step of theta, (..., functions)."""
+            zero, parts = jnp.zeros(p), []
+            for k in range(1, order + 1):
+                function = jax.jacfwd(function)
+                tensor = function(zero)
+                wanted = [i for i in numbers if len(i) == k]
+                parts.append(jnp.stack([tensor[(..., *i)] for i in wanted], axis=-1))
+            return jnp.concatenate(parts, axis=-1)
+
+        def of_measurement(flat: Array, x: Any) -> Array:
+            here = log_likelihood_at(problem, layout, flat, x)
+            return at_zero(
+                lambda step: jnp.exp(log_likelihood_at(problem, layout, flat + step, x) - here)
+            )
+
+        self.numbers = numbers
+        self._of_y = jax.jit(
+            lambda flat: at_zero(lambda step: problem.y_of(layout.to_theta(flat + step)))
+        )
+        self._simulated = simulated_function(problem, layout, of_measurement)
+
+    def bound(
+        self, flat: np.ndarray, key: Key, samples: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The bound and its standard error, (d, d)."""
+        covariances = in_double_precision(
+            lambda: np.asarray(self._of_y(jnp.asarray(flat)), np.float64)
+        )
+        values = self._simulated(flat, key, samples)
+        refuse_irregular(values, [f"a derivative of order {len(i)}" for i in self.numbers])
+        return Halves(values).bound(covariances, np.arange(len(self.numbers)))
 
 
 def barankin(
@@ -218,54 +263,6 @@ def _forgetting(problem: Problem, layout: ThetaLayout, flat: np.ndarray) -> Iter
         forget_constants(problem.simulate, jr.key(0), layout.to_theta(on_host(flat)))
 
 
-def _log_likelihood(problem: Problem, layout: ThetaLayout, flat: Array, x: Any) -> Array:
-    assert problem.log_likelihood is not None
-    return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
-
-
-def _simulated(
-    problem: Problem,
-    layout: ThetaLayout,
-    flat: np.ndarray,
-    function: Callable[[Any], Array],
-    key: Key,
-    samples: int,
-) -> np.ndarray:
-    """A function of simulated measurements, (samples, functions)."""
-
-    def values() -> np.ndarray:
-        theta = layout.to_theta(jnp.asarray(flat))
-        one = jax.jit(
-            lambda keys: jax.lax.map(
-                lambda k: function(problem.simulate(k, theta)), keys, batch_size=1024
-            )
-        )
-        return np.asarray(one(fold_in_each(key, jnp.arange(samples))), np.float64)
-
-    try:
-        return in_double_precision(values)
-    except Exception as error:
-        raise BoundError(
-            "log_likelihood(theta, x) cannot be computed or differentiated so often: "
-            f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _refuse_irregular(values: np.ndarray, names: list[str]) -> None:
-    """Refuse functions that are not finite, or whose mean is not zero."""
-    bad = ~np.isfinite(values).all(axis=0)
-    if bad.any():
-        raise IrregularModelError(f"{names[int(bad.argmax())]} of the likelihood is not finite")
-    error = np.maximum(values.std(axis=0) / np.sqrt(len(values)), np.finfo(float).tiny)
-    away = np.abs(values.mean(axis=0)) / error
-    if (away > SCORE_LIMIT).any():
-        raise IrregularModelError(
-            f"{names[int(away.argmax())]} of the likelihood has a mean that is {away.max():.3g} "
-            "standard errors away from 0: the support of the data depends on theta, or simulate "
-            "and log_likelihood disagree"
-        )
-
-
 def _given_points(
     problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: Any
 ) -> np.ndarray:
@@ -336,18 +333,16 @@ def _ratio_moments(
     if exact is not None:
         return exact[0], exact[1], "Gaussian closed form"
 
-    def of_measurement(x: Any) -> Array:
-        here = jnp.asarray(flat)
-
+    def of_measurement(here: Array, x: Any) -> Array:
         def at(point: Array) -> Array:
-            return _log_likelihood(problem, layout, point, x)
+            return log_likelihood_at(problem, layout, point, x)
 
         ratios = jnp.exp(jax.vmap(at)(jnp.asarray(points)) - at(here)) - 1
         return jnp.concatenate([jax.grad(at)(here)[:scores], ratios])
 
-    values = _simulated(problem, layout, flat, of_measurement, key, samples)
+    values = simulated_function(problem, layout, of_measurement)(flat, key, samples)
     if scores:
-        _refuse_irregular(values[:, :scores], ["the score"] * scores)
+        refuse_irregular(values[:, :scores], ["the score"] * scores)
     ratios = values[:, scores:]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = ratios.std(axis=0) / np.sqrt(samples)
@@ -366,7 +361,9 @@ def _can_occur(
         keys = jr.split(point[1], SUPPORT_DRAWS)
         x = jax.vmap(problem.simulate, in_axes=(0, None))(keys, layout.to_theta(point[0]))
         here = jnp.asarray(flat, float)
-        return jnp.isfinite(jax.vmap(lambda x: _log_likelihood(problem, layout, here, x))(x)).all()
+        return jnp.isfinite(
+            jax.vmap(lambda x: log_likelihood_at(problem, layout, here, x))(x)
+        ).all()
 
     def at_all() -> np.ndarray:
         keys = fold_in_each(key_for("bound", key), jnp.arange(len(points)))

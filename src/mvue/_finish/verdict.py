@@ -2,7 +2,8 @@
 
 It is assessed at values spread over the range of interest, ends included. Its bias is compared with
 its standard deviation, and its error with what can be expected: the Cramér-Rao bound where there is
-a likelihood, else the error that the information in the summaries allows.
+a likelihood, or Bhattacharyya's where errors are far from that, else the error that the information
+in the summaries allows.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .._bounds.crb import note_bounds
+from .._bounds.larger import second_order_variances
 from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.sampling import Batches, Simulations
@@ -32,6 +34,7 @@ from ..nn._staged import finish
 
 SURE = 3.0  # standard errors
 MOST_CORNERED = 3  # coordinates: of more, corners are too many and too unlikely
+LARGER = 1.02  # times the Cramér-Rao bound: another bound that is no larger tells nothing new
 CHANCE = 5.0  # standard errors that the largest of many differences may have by chance
 
 
@@ -118,7 +121,7 @@ def judge(
         simulations: with what the first stage of the estimator makes of them.
         key: for the simulations.
     """
-    at_key, draw_key, bound_key, circle_key = several(key, 4)
+    at_key, draw_key, bound_key, circle_key, larger_key = several(key, 5)
     theta = _values(survey, settings.values, at_key)
     # Of as many values of the prior, too, so that one program serves both.
     some = jax.tree.map(lambda leaf: np.asarray(leaf)[: settings.values], survey.pilot.theta)
@@ -149,6 +152,7 @@ def judge(
         (),
         (),
     )
+    verdict = _against_larger_bound(verdict, expected, problem, theta, settings, larger_key)
     hidden = _unidentified(problem, survey, np.exp(usual), settings)
     return _judged(verdict, found.bias * unit, hidden, problem, survey, settings, circle_key)
 
@@ -196,6 +200,45 @@ def _expected(problem: Problem, seen: np.ndarray, theta: Theta, key: Key) -> tup
     variance = np.einsum("kii->ki", np.asarray(bound.matrix, np.float64))
     known = np.isfinite(variance) & (variance > 0)
     return np.where(known, variance, seen), "CRB" if known.all() else "CRB (or expected)"
+
+
+def _against_larger_bound(
+    verdict: Verdict,
+    crb: np.ndarray,
+    problem: Problem,
+    theta: Theta,
+    settings: VerdictSettings,
+    key: Key,
+) -> Verdict:
+    """Where errors are far from the Cramér-Rao bound, whether any unbiased estimator comes near it.
+
+    It tells too little where y is curved on the scale of the errors, or nuisance parameters take
+    degrees of freedom. Bhattacharyya's bound of second order knows both.
+    """
+    if problem.log_likelihood is None or not verdict.expected.startswith("CRB"):
+        return verdict
+    if not _wide(verdict, settings).any():
+        return verdict
+    larger = second_order_variances(problem, theta, key, settings.second_order_draws)
+    if larger is None:
+        return verdict
+    factor = np.fmax(larger / crb, 1.0)
+    if not (factor > LARGER).any():
+        return verdict
+    return dataclasses.replace(
+        verdict,
+        mse_over_expected=verdict.mse_over_expected / factor,
+        mse_over_expected_se=verdict.mse_over_expected_se / factor,
+        expected="Bhattacharyya's bound",
+    )
+
+
+def _wide(verdict: Verdict, settings: VerdictSettings) -> np.ndarray:
+    """Components, (d,), whose errors are far from the expected ones."""
+    error = verdict.mse_over_expected
+    above = error - SURE * verdict.mse_over_expected_se
+    middle = np.nanmedian(error, axis=0)
+    return (middle > settings.poor_error) | (above > settings.worst_error).any(axis=0)
 
 
 def _errors(
@@ -263,7 +306,7 @@ def _judged(
     """The verdict with its words."""
     names = problem.names or tuple(f"y[{j}]" for j in range(verdict.y.shape[1]))
     size, se = np.abs(verdict.bias_over_sd), verdict.bias_over_sd_se
-    error, error_se = verdict.mse_over_expected, verdict.mse_over_expected_se
+    error = verdict.mse_over_expected
     reasons: list[str] = []
     advice: list[str] = []
     share = verdict.failures / (len(verdict.y) * verdict.repeats)
@@ -287,9 +330,7 @@ def _judged(
             f"{names[j]} is biased: |bias|/sd is {size[k, j]:.2g} ± {se[k, j]:.1g} at "
             f"{names[j]} = {verdict.y[k, j]:.4g}"
         )
-    above = error - SURE * error_se
-    middle = np.nanmedian(error, axis=0)
-    wide = (middle > settings.poor_error) | (above > settings.worst_error).any(axis=0)
+    middle, wide = np.nanmedian(error, axis=0), _wide(verdict, settings)
     for j in np.flatnonzero(wide):
         k = int(np.nanargmax(error[:, j]))
         reasons.append(

@@ -348,6 +348,9 @@ class VerdictSettings(Settings):
     """The same from which on a warning is given."""
     worst_error: float = setting(4.0)
     """The same at any value."""
+    second_order_draws: int = setting(8192, least=512)
+    """Simulations at each value for Bhattacharyya's bound, where errors are far from the
+    Cramér-Rao bound."""
     failures: float = setting(1e-3)
     """Share of estimates that may be without a number."""
     unidentified: float = setting(0.5)
