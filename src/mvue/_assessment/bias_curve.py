@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.polynomial import legendre
-from scipy import stats
+from scipy.special import chdtrc
 
 from .._core.theta import theta_rows
 from .simultaneous import Ratios, allow_for_sd, sup_quantile
@@ -108,4 +108,4 @@ def _fitted(
     covariance = np.linalg.pinv(design.T @ design)
     coefficients = covariance @ (design.T @ (value / se))
     residual = ((value / se - design @ coefficients) ** 2).sum()
-    return coefficients, covariance, float(stats.chi2.sf(residual, len(t) - degree - 1))
+    return coefficients, covariance, float(chdtrc(len(t) - degree - 1, residual))

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri
 
 from .bias_curve import BiasCurve, bias_curve
 from .simultaneous import (
@@ -334,7 +334,7 @@ class _Open:
         else:
             # Part of the largest values is noise, which more repeats remove.
             distance = limit.max_bias_over_sd - np.maximum(size - noise * se, 0)
-            width = float(stats.norm.isf(self.error)) + noise
+            width = float(-ndtri(self.error)) + noise
             needed = repeats_until(distance, unit_se, width).max()
             needed = max(needed, self.fewest * repeats / self.ratios.number[self.inside].min())
         tails = FEWEST_EFFECTIVE / self.effective[self.inside].min()

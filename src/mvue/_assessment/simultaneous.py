@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri
 
 DRAWS = 2**16  # of the largest of many correlated normals
 CURVE_DRAWS = 2**12  # of a whole curve
@@ -57,7 +57,7 @@ class Ratios(NamedTuple):
         there are: wherever that is, the limit there is too small with probability 1 - level only
         (an intersection-union test).
         """
-        below, above = self.limits(float(stats.norm.ppf(level)))
+        below, above = self.limits(float(ndtri(level)))
         return np.maximum(-below, above)
 
 
@@ -89,7 +89,7 @@ def max_t_quantile(correlations: Sequence[np.ndarray], error: float) -> float:
         error: the probability.
     """
     count = sum(len(one) for one in correlations)
-    independent = float(stats.norm.isf(-math.expm1(math.log1p(-error) / max(count, 1)) / 2))
+    independent = float(-ndtri(-math.expm1(math.log1p(-error) / max(count, 1)) / 2))
     if all(len(one) == 1 for one in correlations):
         return independent
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def max_t_quantile(correlations: Sequence[np.ndarray], error: float) -> float:
 
 def usual_largest(count: int) -> float:
     """The median of the largest |t| of so many independent ones."""
-    return float(stats.norm.isf((1 - 0.5 ** (1 / max(count, 1))) / 2))
+    return float(-ndtri((1 - 0.5 ** (1 / max(count, 1))) / 2))
 
 
 def repeats_until(distance: np.ndarray, unit_se: np.ndarray, quantile: float) -> np.ndarray:
@@ -139,5 +139,5 @@ def look_plan(most: int, first: int) -> list[int]:
 
 def first_look(largest: float, error: float, count: int) -> int:
     """Repeats with which an unbiased estimator can pass, in every second case or so."""
-    needed = (float(stats.norm.isf(error)) + usual_largest(count)) / largest
+    needed = (float(-ndtri(error)) + usual_largest(count)) / largest
     return max(fewest_repeats(largest, error), math.ceil(needed**2))

@@ -9,8 +9,8 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import stats
 from scipy.interpolate import BSpline
+from scipy.special import ndtr, ndtri
 
 from .._serialise.registry import check_shapes, register
 
@@ -79,7 +79,7 @@ class IntervalCurves:
     @property
     def most_level(self) -> float:
         """The highest level that the simulations resolve."""
-        return float(1 - 2 * stats.norm.sf(self.z[-1]))
+        return float(1 - 2 * ndtr(-self.z[-1]))
 
     def ends(
         self, estimates: np.ndarray, level: float
@@ -90,7 +90,7 @@ class IntervalCurves:
         the end of the range.
         """
         self.check(level)
-        z = float(stats.norm.isf((1 - level) / 2))
+        z = float(-ndtri((1 - level) / 2))
         larger = np.exp(self._of_others(estimates))
         found = []
         for j, t in enumerate(estimates.T):
@@ -110,14 +110,14 @@ class IntervalCurves:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ends z standard deviations away, as that is at the estimate."""
         self.check(level)
-        away = float(stats.norm.isf((1 - level) / 2)) * self.sd(estimates)
+        away = float(-ndtri((1 - level) / 2)) * self.sd(estimates)
         inside = (estimates >= self.y[:, 0]) & (estimates <= self.y[:, -1])
         return estimates - away, estimates + away, inside
 
     def matrices(self, estimates: np.ndarray, level: float) -> np.ndarray:
         """Of ellipses around estimates: y within where (y - T)ᵀ matrix⁻¹ (y - T) ≤ 1, (n, d, d)."""
         self.check(level)
-        radius = np.interp(stats.norm.ppf(level), self.z, self.radii)
+        radius = np.interp(ndtri(level), self.z, self.radii)
         sd = self.sd(estimates)
         return radius * sd[:, :, None] * self.correlation * sd[:, None, :]
 
@@ -172,8 +172,8 @@ def learn(y: np.ndarray, t: np.ndarray, failures: int, level: float) -> Interval
     bins = int(np.clip(len(y) / max(BIN, wanted), FEWEST_BINS, MOST_BINS))
     size = len(y) // bins
     y, t = y[: bins * size], t[: bins * size]
-    z_most = float(stats.norm.isf(FEWEST_BEYOND / size)) if size > 2 * FEWEST_BEYOND else 0.0
-    if len(y) < 1 or size <= 2 * FEWEST_BEYOND or 1 - 2 * stats.norm.sf(z_most) < level - 1e-9:
+    z_most = float(-ndtri(FEWEST_BEYOND / size)) if size > 2 * FEWEST_BEYOND else 0.0
+    if len(y) < 1 or size <= 2 * FEWEST_BEYOND or 1 - 2 * ndtr(-z_most) < level - 1e-9:
         raise ValueError(
             f"level {level:g} needs about {draws_for(level):,} simulations, and there are "
             f"{bins * size:,} with a finite estimate: raise simulations"
@@ -234,7 +234,7 @@ def _ellipse(curves: IntervalCurves, y: np.ndarray, t: np.ndarray) -> dict[str, 
     scale = np.sqrt(np.diag(scatter))
     correlation = scatter / scale[:, None] / scale
     squares = np.einsum("nj,jk,nk->n", standard, np.linalg.pinv(correlation), standard)
-    radii = np.quantile(squares, stats.norm.cdf(curves.z), method="weibull")
+    radii = np.quantile(squares, ndtr(curves.z), method="weibull")
     return {"correlation": correlation, "radii": radii}
 
 
@@ -301,7 +301,7 @@ def _smooth_quantiles(rows: np.ndarray, z: np.ndarray, rank: np.ndarray) -> np.n
     same for all probabilities.
     """
     bins, size = rows.shape
-    probabilities = stats.norm.cdf(z)
+    probabilities = ndtr(z)
     found = np.quantile(rows, probabilities, axis=1, method="weibull")  # (p, bins)
     half = np.sqrt(probabilities * (1 - probabilities) / size)
     ends = [np.clip(probabilities + sign * half, 0.0, 1.0) for sign in (-1, 1)]
