@@ -271,8 +271,7 @@ def signal_subspace(flat: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray
     half = max(1, repeats // 2)
     one, other = (part.mean(axis=1) - mean for part in (flat[:, :half], flat[:, half:]))
     # All directions that can be seen lie in the span of the rows.
-    _, sizes, rows = np.linalg.svd(np.concatenate([one, other]), full_matrices=False)
-    rows = rows[sizes > 1e-9 * sizes[0]] if sizes[0] > 0 else rows[:0]
+    rows = np.linalg.qr(np.concatenate([one, other]).T)[0].T
     cross = (one @ rows.T).T @ (other @ rows.T) / units
     power, axes = np.linalg.eigh((cross + cross.T) / 2)
     noise = max(-power.min(initial=0.0), 0.0)
