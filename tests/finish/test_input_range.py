@@ -43,8 +43,20 @@ def test_numbers_beyond_a_bound_of_the_data_are_outside(known, seed):
     one = some.copy()
     one[:, 3] = -0.05
     assert known.outside(one).all()
-    one[:, 3] = 0.0
-    assert known.outside(one).mean() < 0.01
+    one[:, 3] = 0.0  # rounded, or too small to be seen
+    assert known.outside(one).all()
+
+
+@pytest.mark.parametrize("shape", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("size", [2**6, 2**14])
+def test_small_positive_numbers_are_not_outside(shape, size, seed):
+    rng = np.random.default_rng(seed)
+    draws = lambda n: rng.gamma(shape, size=(n, 30)) * rng.uniform(0.2, 10, size=(n, 1))  # noqa: E731
+    known = InputRange.of_draws([draws(size)], is_set=False)
+    fresh = draws(50_000)
+    assert (fresh < known.ends[0]).any(axis=1).mean() < FALSE_ALARMS
+    fresh[:, 7] = 0.0
+    assert known.outside(fresh).all()
 
 
 def test_counts_have_ties_in_training(seed):

@@ -110,6 +110,9 @@ def _saved_units(folder):
     for file in folder.glob("[0-9]*/x.npy"):
         size = len(np.load(file, mmap_mode="r"))
         found |= {(int(file.parent.name), unit) for unit in range(size)}
+    for file in folder.glob(".[0-9]*.before/x.npy"):  # being replaced, and found again
+        size = len(np.load(file, mmap_mode="r"))
+        found |= {(int(file.parent.name[1:6]), unit) for unit in range(size)}
     for file in folder.glob("parts/[0-9]*.npz"):
         with np.load(file) as arrays:
             found |= {(int(file.name[:5]), int(unit)) for unit in arrays["units"]}
@@ -254,12 +257,12 @@ def _uses(folder):
             mvue.simulate(lambda t, rng: v, prior, units=2, repeats=1).load().x
         ),
         "assess(at=…)": lambda v: (
-            mvue.assess(estimator, problem, at=v, repeats=_few(8), key=jr.key(0)).mse
+            mvue.assess(estimator, problem, at=v, repeats=_few(8), key=jr.key(0))["estimator"].mse
         ),
         "assess(repeats=…)": lambda v: (
-            mvue.assess(
-                estimator, problem, at=jnp.zeros((1, 2)), repeats=_few(v), key=jr.key(0)
-            ).mse
+            mvue.assess(estimator, problem, at=jnp.zeros((1, 2)), repeats=_few(v), key=jr.key(0))[
+                "estimator"
+            ].mse
         ),
         "Problem(prior=…)": lambda v: mvue.Problem(v, lambda key, t: t).shapes() and None,
         "Problem(simulate=…)": lambda v: mvue.Problem(dist.Normal(), v).shapes() and None,

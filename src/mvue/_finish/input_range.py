@@ -110,7 +110,7 @@ class InputRange(eqx.Module):
         if len(limits) > 1 + SUMMARIES:
             limits[-1] += HARMLESS_TIES
         low, high = np.min(ends, axis=0)[:, 0], np.max(ends, axis=0)[:, 1]
-        both = _widened(np.stack([low, high]), first.usual, _widening(count))
+        both = _widened(np.stack([low, high]), first.usual, count)
         return cls(is_set, first.usual, first.summaries, limits, both)
 
     @classmethod
@@ -171,8 +171,8 @@ def _widening(count: int) -> float:
     return max(WIDENED, (2 / (FALSE_ALARMS * max(count, 1))) ** 0.5)
 
 
-def _widened(ends: np.ndarray, usual: Scale, by: float) -> np.ndarray:
-    """The ends of columns, farther from their centre; none is beyond zero that was not before.
+def _widened(ends: np.ndarray, usual: Scale, count: int) -> np.ndarray:
+    """The ends of columns, farther from their centre; none reaches zero that has not before.
 
     Each column has its own ends, and of many columns some fresh one often exceeds its largest of
     all draws. By how much is seen from either half of the draws beside the other.
@@ -180,19 +180,37 @@ def _widened(ends: np.ndarray, usual: Scale, by: float) -> np.ndarray:
     Args:
         ends: the smallest and the largest numbers of columns in each half, (2, halves, p).
         usual: of the columns.
-        by: the factor of a single column.
+        count: how many draws there were.
     """
+    by = _widening(count)
     away = np.stack([usual.centre - ends[0], ends[1] - usual.centre])
     one, other = np.maximum(away, usual.spread).swapaxes(0, 1)
     joint = by * np.maximum(one / other, other / one).max(axis=1, keepdims=True)
     farthest = away.max(axis=1)
     low, high = usual.centre + [[-1], [1]] * np.where(farthest > 0, joint * farthest, 0)
+    least = [_least(sizes, usual.centre, by, count) for sizes in (ends[0], -ends[1])]
     return np.stack(
         [
-            np.where((ends[0] >= 0).all(axis=0), np.maximum(low, 0), low),
-            np.where((ends[1] <= 0).all(axis=0), np.minimum(high, 0), high),
+            np.where((ends[0] >= 0).all(axis=0), np.maximum(low, least[0]), low),
+            np.where((ends[1] <= 0).all(axis=0), np.minimum(high, -least[1]), high),
         ]
     )
+
+
+def _least(sizes: np.ndarray, usual: np.ndarray, by: float, count: int) -> np.ndarray:
+    """The least size that is not outside, (p,), from the least of each half of the draws.
+
+    A zero among positive numbers is one that was rounded, or that no instrument could see: its
+    logarithm is like none of training. Where the distribution near zero is a power of the size, a
+    further draw is smaller than this with probability 1 / (n by²).
+    """
+    positive = (sizes > 0).all(axis=0)
+    sizes = np.where(positive, sizes, 1.0)
+    ratio = (sizes.max(axis=0) / sizes.min(axis=0)).max(initial=1.0)
+    least = sizes.min(axis=0)
+    power = 2 * np.log(by) / np.log(max(count, 2))
+    share = np.minimum(np.abs(least / np.where(usual == 0, 1.0, usual)) ** power, by**-2)
+    return np.where(positive, least * share / ratio, 0.0)
 
 
 def _summaries(standard: np.ndarray, kinds: int) -> np.ndarray:
