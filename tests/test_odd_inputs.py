@@ -150,3 +150,24 @@ def test_a_missing_y_is_refused(model):
     y = np.array([1.0] * 4 + [2.0] * 3 + [None], object)
     with pytest.raises(ValueError, match="y contains NaN or infinity in 1 of 8 rows"):
         model.fit(np.arange(16.0).reshape(8, 2), y)
+
+
+def test_a_prior_may_reuse_the_array_that_it_returns():
+    kept = np.zeros(1)
+
+    def prior(rng):
+        kept[0] = rng.uniform(1.0, 2.0)
+        return kept
+
+    data = mvue.simulate(lambda t, rng: t + 0.01 * rng.normal(size=1), prior, units=20, repeats=2)
+    found = data.load()
+    assert np.abs(found.x - found.y[:, None]).max() < 0.1
+
+
+def test_rows_may_be_chosen_by_a_mask_or_from_the_end():
+    data = mvue.Repeats.from_rows(np.arange(4.0)[:, None], [1.0, 1.0, 2.0, 2.0])
+    chosen = data.take_rows(np.array([True, False, False, True]))
+    np.testing.assert_array_equal(chosen.x.ravel(), [0.0, 3.0])
+    last = data.take_rows(np.array([-1, 0]))
+    np.testing.assert_array_equal(last.x.ravel(), [0.0, 3.0])
+    np.testing.assert_array_equal(last.y.ravel(), [1.0, 2.0])

@@ -122,7 +122,8 @@ def _function_drawing(
 ) -> Callable[[int, int], Columns]:
     def one(unit: int) -> Columns:
         try:
-            return theta_columns(prior(stream(seed, unit, 0)))
+            found = theta_columns(prior(stream(seed, unit, 0)))
+            return {path: leaf.copy() for path, leaf in found.items()}  # a prior may reuse them
         except SimulatorError:
             raise
         except Exception as error:

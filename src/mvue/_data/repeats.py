@@ -77,7 +77,7 @@ class Repeats:
 
     def take_rows(self, rows: np.ndarray) -> "Repeats":
         """Some of the rows, in any order; units without any are left out."""
-        rows = np.sort(rows)
+        rows = np.sort(np.arange(len(self.x))[rows])
         unit = np.repeat(np.arange(len(self.y)), self.sizes)[rows]
         units, counts = np.unique(unit, return_counts=True)
         return Repeats(self.x[rows], self.y[units], np.concatenate([[0], np.cumsum(counts)]))
