@@ -164,10 +164,13 @@ def test_a_prior_may_reuse_the_array_that_it_returns():
     assert np.abs(found.x - found.y[:, None]).max() < 0.1
 
 
-def test_rows_may_be_chosen_by_a_mask_or_from_the_end():
+def test_rows_and_units_may_be_chosen_by_a_mask_or_from_the_end():
     data = mvue.Repeats.from_rows(np.arange(4.0)[:, None], [1.0, 1.0, 2.0, 2.0])
     chosen = data.take_rows(np.array([True, False, False, True]))
     np.testing.assert_array_equal(chosen.x.ravel(), [0.0, 3.0])
     last = data.take_rows(np.array([-1, 0]))
     np.testing.assert_array_equal(last.x.ravel(), [0.0, 3.0])
     np.testing.assert_array_equal(last.y.ravel(), [1.0, 2.0])
+    second = data.take_units(np.array([False, True]))
+    np.testing.assert_array_equal(second.x.ravel(), [2.0, 3.0])
+    np.testing.assert_array_equal(second.y.ravel(), [2.0])

@@ -71,6 +71,7 @@ class Repeats:
 
     def take_units(self, units: np.ndarray) -> "Repeats":
         """Some of the units."""
+        units = np.arange(len(self.y))[units]
         keep = np.concatenate([np.arange(*self.starts[u : u + 2]) for u in units])
         starts = np.concatenate([[0], np.cumsum(self.sizes[units])])
         return Repeats(self.x[keep], self.y[units], starts)
