@@ -1,5 +1,7 @@
 """The verdict sees what is wrong with an estimator, and says so."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -169,3 +171,23 @@ def test_the_best_unbiased_estimator_is_good_where_the_crb_cannot_be_reached(cas
     poor = verdict(noisy, problem, seen, key)
     assert poor.judgement is Judgement.POOR
     assert "far from Bhattacharyya's bound" in str(poor)
+
+
+def test_a_target_without_second_derivatives_keeps_the_crb(key):
+    """What fails while a bound is computed must not cost a trained fit."""
+
+    @jax.custom_jvp
+    def square(t):
+        return t**2
+
+    @square.defjvp
+    def _(primals, tangents):
+        (t,), (step,) = primals, tangents
+        if isinstance(t, jax.core.Tracer) and "JVP" in type(t).__name__:
+            raise NotImplementedError("no second derivative")
+        return t**2, 2 * t * step
+
+    problem, best = squared_mean()
+    problem = dataclasses.replace(problem, target=square)
+    found = verdict(best, problem, mvue.survey(problem, key=key, recipe=HASTY_SURVEY), key)
+    assert found.expected.startswith("CRB")

@@ -229,7 +229,7 @@ def _against_larger_bound(
         verdict,
         mse_over_expected=verdict.mse_over_expected / factor,
         mse_over_expected_se=verdict.mse_over_expected_se / factor,
-        expected="Bhattacharyya's bound",
+        expected="Bhattacharyya's bound" + (" or the CRB" if np.isnan(larger).any() else ""),
     )
 
 
