@@ -31,6 +31,21 @@ def test_equal_readings_are_outside(known, seed):
     assert known.outside(equal * (1 + 1e-4 * rng.normal(size=equal.shape))).all()
 
 
+@pytest.mark.parametrize("spread", [1e-3, 0.01, 0.02, 0.05])
+def test_nearly_equal_readings_are_outside(known, seed, spread):
+    """Of any size within the range: the spread beside the size tells, not the spread alone."""
+    rng = np.random.default_rng(seed + 50)
+    sizes = np.geomspace(0.1, 5.0, 200)[:, None, None]
+    assert known.outside(sizes * (1 + spread * rng.normal(size=(200, *TEN)))).all()
+
+
+def test_a_small_spread_beside_the_size_is_not_outside_where_training_had_it(seed):
+    rng = np.random.default_rng(seed)
+    draws = lambda n: rng.normal(rng.uniform(-100, 100, size=(n, 1, 1)), 1.0, size=(n, *TEN))  # noqa: E731
+    known = InputRange.of_draws([draws(2**14)], is_set=True)
+    assert known.outside(draws(50_000)).mean() < FALSE_ALARMS
+
+
 def test_coarse_rounding_is_outside_and_a_single_tie_is_not(known, seed):
     some = times(np.random.default_rng(seed + 30), 4000)
     assert known.outside(np.round(some, 1)).mean() > 0.8
@@ -63,6 +78,13 @@ def test_counts_have_ties_in_training(seed):
     rng = np.random.default_rng(seed)
     known = InputRange.of_draws([rng.poisson(3.0, size=(2**14, *TEN))], is_set=True)
     assert known.outside(rng.poisson(3.0, size=(20_000, *TEN))).mean() < FALSE_ALARMS
+
+
+def test_measurements_of_zeros_alone_may_be_usual(seed):
+    rng = np.random.default_rng(seed)
+    known = InputRange.of_draws([rng.poisson(0.1, size=(2**14, *TEN))], is_set=True)
+    assert not known.outside(np.zeros((1, *TEN))).any()
+    assert known.outside(rng.poisson(0.1, size=(20_000, *TEN))).mean() < FALSE_ALARMS
 
 
 def test_a_series_that_stands_still_is_outside(seed):

@@ -1,7 +1,8 @@
 """Novelty detection: is a measurement unlike all those of training?
 
-A measurement has up to five scores: its most extreme number, its mean, its size and its spread
-about the mean, each in units of what is usual, and for sets the share of elements that occur twice.
+A measurement has up to six scores: its most extreme number, its mean, its size and its spread about
+the mean, each in units of what is usual, and for sets that spread as a share of the size, too, and
+the share of elements that occur twice.
 A score is far outside if it exceeds the largest one of all training draws, widened. Of n draws, a
 further one exceeds the largest with probability 1/(n + 1), whatever their distribution and their
 number of dimensions.
@@ -34,6 +35,7 @@ FALSE_ALARMS = 1e-3
 WIDENED = 1.25
 SETTLING = 2**31 - 1  # number of the key that shows whether rows are exchangeable
 SUMMARIES = 3  # mean, size, spread
+SUMMARIES_OF_SETS = SUMMARIES + 1  # spread as a share of size: columns of a set have one unit each
 HARMLESS_TIES = 0.15  # share of elements: data are recorded with so many digits
 TINY = np.finfo(np.float64).tiny
 
@@ -67,9 +69,9 @@ class InputRange(eqx.Module):
     usual: Scale
     """Of the numbers of a measurement, or of the columns of a set."""
     summaries: Scale | None
-    """Of mean and logarithms of size and spread of a measurement, for each column of a set; None
-    for measurements of one number, or where only the numbers are judged. Model files of earlier
-    versions have no spread."""
+    """Of mean and logarithms of size, spread and relative spread of a measurement, for each column
+    of a set; None for measurements of one number, or where only the numbers are judged. Model files
+    of earlier versions have fewer of these kinds."""
     limits: np.ndarray
     """The largest score of each kind that is not outside; the last is that of ties, if it is one
     more than the others."""
@@ -94,9 +96,10 @@ class InputRange(eqx.Module):
                 usual = Scale.of(values.reshape(-1, values.shape[-1]) if is_set else values)
                 first = cls(is_set, usual, None, np.empty(0))
                 if values[0].size > 1:
-                    summaries = Scale.of(_summaries(first._standard(values), SUMMARIES))
+                    kinds = SUMMARIES_OF_SETS if is_set else SUMMARIES
+                    summaries = Scale.of(first._summaries(values, kinds))
                     ties = is_set and values.shape[1] > 1
-                    first = cls(is_set, usual, summaries, np.empty(1 + SUMMARIES + ties))
+                    first = cls(is_set, usual, summaries, np.empty(1 + kinds + ties))
             assert first is not None
             scores = first.scores(values).max(axis=0, initial=0.0)
             found = scores if found is None else np.maximum(found, scores)
@@ -107,7 +110,7 @@ class InputRange(eqx.Module):
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
-        if len(limits) > 1 + SUMMARIES:
+        if len(limits) > 1 + SUMMARIES_OF_SETS:
             limits[-1] += HARMLESS_TIES
         low, high = np.min(ends, axis=0)[:, 0], np.max(ends, axis=0)[:, 1]
         both = _widened(np.stack([low, high]), first.usual, count)
@@ -151,15 +154,28 @@ class InputRange(eqx.Module):
             scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
             if self.summaries is not None:
                 kinds = self.summaries.centre.size // standard.shape[2]
-                extremes = np.abs(self.summaries.standard(_summaries(standard, kinds)))
+                extremes = np.abs(self.summaries.standard(self._summaries(values, kinds)))
                 scores += [part.max(axis=1) for part in np.split(extremes, kinds, axis=1)]
                 if len(self.limits) > 1 + kinds:
                     scores.append(_ties(values))
         return np.stack(scores, axis=1)
 
     def _standard(self, values: np.ndarray) -> np.ndarray:
-        standard = self.usual.standard(values)
-        return standard if self.is_set else standard.reshape(len(values), -1, 1)
+        return self._elements(self.usual.standard(values))
+
+    def _elements(self, values: np.ndarray) -> np.ndarray:
+        return values if self.is_set else values.reshape(len(values), -1, 1)
+
+    def _summaries(self, values: np.ndarray, kinds: int) -> np.ndarray:
+        """Means over the elements, logarithms of their size and spread, and of the ratio of these
+        in the numbers as they are, (n, columns)."""
+        mean, size, spread = _moments(self._standard(values))
+        values = self._elements(values)
+        largest = np.maximum(np.abs(values).max(axis=1, keepdims=True), TINY)
+        _, own_size, own_spread = _moments(values / largest)
+        shares = own_spread / np.maximum(own_size, TINY)
+        logs = [0.5 * np.log(square + 1e-12) for square in (size, spread, shares)]
+        return np.concatenate([mean, *logs][:kinds], axis=1)
 
 
 def _widening(count: int) -> float:
@@ -213,12 +229,10 @@ def _least(sizes: np.ndarray, usual: np.ndarray, by: float, count: int) -> np.nd
     return np.where(positive, least * share / ratio, 0.0)
 
 
-def _summaries(standard: np.ndarray, kinds: int) -> np.ndarray:
-    """Means over the elements and logarithms of their size and of their spread, (n, columns)."""
-    mean = standard.mean(axis=1, keepdims=True)
-    squares = [np.mean(standard**2, axis=1), np.mean((standard - mean) ** 2, axis=1)]
-    sizes = [0.5 * np.log(square + 1e-12) for square in squares]
-    return np.concatenate([mean[:, 0], *sizes][:kinds], axis=1)
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means over the elements of measurements, their squares about zero and about the mean."""
+    mean = values.mean(axis=1, keepdims=True)
+    return mean[:, 0], np.mean(values**2, axis=1), np.mean((values - mean) ** 2, axis=1)
 
 
 def _ties(values: np.ndarray) -> np.ndarray:
