@@ -31,7 +31,7 @@ def tables(d):
 def calibrated(estimator, key, d=1, settings=SETTINGS):
     log_sd = lambda theta: jnp.full(d, np.log(SD))  # noqa: E731
     simulations = Simulations(location(d), 128, 8, lambda _, x: prepare(estimator, x))
-    return calibrate(estimator, simulations, log_sd, tables(d), settings, key=key)
+    return calibrate(estimator, simulations, log_sd, tables(d), 0.0, settings, key=key)
 
 
 def bias(estimator, theta, key, repeats=40_000):

@@ -135,6 +135,16 @@ class Batches(NamedTuple):
     finite: Bool[Array, "k n"]
     """Which units could be simulated."""
 
+    def at(self, k: Array) -> tuple[PyTree, ...]:
+        """The parts of one batch."""
+        return jax.tree.map(lambda leaf: leaf[k], tuple(self))
+
+    def drawn(self, key: Key) -> tuple[PyTree, ...]:
+        """The parts of a batch of units at random from all of them."""
+        k, n = self.finite.shape
+        which = jr.randint(key, (n,), 0, k * n)
+        return jax.tree.map(lambda leaf: leaf.reshape(k * n, *leaf.shape[2:])[which], tuple(self))
+
 
 class Simulations:
     """Batches of simulations of which only that is kept which a function makes of them.

@@ -32,7 +32,8 @@ _ENTRIES = entries_of(
     *(ErrorAlong, ErrorByY, Layout, Line, OfLikelihood, Part, Parts, Range, Smooth, TrainingPrior)
 )
 _OF_SURVEY = (
-    *("training_prior", "log_sd", "ranges", "statistics", "layout", "note", "efficient_error"),
+    *("training_prior", "log_sd", "ranges", "statistics", "layout", "note", "seconds"),
+    "efficient_error",
 )
 
 

@@ -8,6 +8,7 @@ at no more error.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +31,7 @@ from .._numerics.polynomials import (
     ripple_values,
     ripples_of,
 )
+from .._recipe.cost import affordable
 from .._recipe.settings import CalibrationSettings
 from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
@@ -134,6 +136,7 @@ def calibrate(
     simulations: Simulations,
     log_sd: Callable[[Theta], Array],
     tables: tuple[Array, Array],
+    seconds: float,
     settings: CalibrationSettings,
     *,
     key: Key,
@@ -145,6 +148,7 @@ def calibrate(
         simulations: of what it was trained on, and what its first stage makes of them.
         log_sd: logarithm of the error to expect at one theta.
         tables: a scale in which the standard deviation of y is about one, and the y there, (d, t).
+        seconds: that one simulation takes.
         settings: how many simulations.
         key: for the simulations.
     """
@@ -162,7 +166,8 @@ def calibrate(
     unfitted = Calibration(*tables, as_array(np.zeros((d, terms))), powers, layers, ripples)
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
     at_once = simulations.count * simulations.units * repeats
-    pieces = max(2, -(-settings.draws // at_once))
+    draws = settings.draws * affordable(settings.draws, seconds, settings.seconds)
+    pieces = max(2, math.ceil(draws / at_once))
     pieces = int(np.clip(settings.budget // (at_once * numbers), 2, pieces))
     arrays, static = eqx.partition(estimator, eqx.is_array)
 

@@ -167,8 +167,10 @@ class InputRange(eqx.Module):
         return values if self.is_set else values.reshape(len(values), -1, 1)
 
     def _summaries(self, values: np.ndarray, kinds: int) -> np.ndarray:
-        """Means over the elements, logarithms of their size and spread, and of the ratio of these
-        in the numbers as they are, (n, columns)."""
+        """Means over the elements, and logarithms of size, spread and spread over size, (n, c).
+
+        The last in the numbers as they are.
+        """
         mean, size, spread = _moments(self._standard(values))
         values = self._elements(values)
         largest = np.maximum(np.abs(values).max(axis=1, keepdims=True), TINY)

@@ -25,6 +25,7 @@ from .._core.problem import Problem
 from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Theta
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
+from .._recipe.cost import affordable
 from .._recipe.settings import VerdictSettings
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
@@ -129,7 +130,9 @@ def judge(
     (y, log_sd), (_, usual) = (map(_float64, of_theta(at)) for at in (theta, some))
     expected, words = _expected(problem, np.exp(2 * log_sd), theta, bound_key)
     unit = np.sqrt(expected)
-    moments, repeats = _errors(estimator, simulations, theta, y, unit, settings, draw_key)
+    share = affordable(settings.values * settings.repeats, survey.seconds, settings.seconds)
+    wanted = int(share * settings.repeats)
+    moments, repeats = _errors(estimator, simulations, theta, y, unit, wanted, settings, draw_key)
     found = summarize(moments)
     failures = int(np.sum(repeats - moments.number))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -247,6 +250,7 @@ def _errors(
     theta: Theta,
     y: np.ndarray,
     unit: np.ndarray,
+    wanted: int,
     settings: VerdictSettings,
     key: Key,
 ) -> tuple[ErrorMoments, int]:
@@ -254,7 +258,8 @@ def _errors(
     problem, values = simulations.problem, len(unit)
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    wanted = int(np.clip(settings.budget // (values * numbers), settings.fewest, settings.repeats))
+    most = max(settings.fewest, wanted)
+    wanted = int(np.clip(settings.budget // (values * numbers), settings.fewest, most))
     arrays, static = eqx.partition(estimator, eqx.is_array)
     truth, scale = (as_array(part) for part in (y, 1 / unit))
     theta = jax.tree.map(np.asarray, theta)

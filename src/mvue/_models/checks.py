@@ -124,7 +124,7 @@ def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
     scales, kinds = [(seen.usual, columns)], 0
     if seen.summaries is not None:
         columns_each = columns if seen.is_set else 1
-        kinds = np.size(getattr(seen.summaries, "centre", None)) // max(columns_each, 1)
+        kinds = np.size(getattr(seen.summaries, "centre", ())) // max(columns_each, 1)
         ties = np.size(seen.limits) - 1 - kinds  # one limit more, of sets only
         if not 2 <= kinds <= SUMMARIES_OF_SETS or ties not in (0, 1) or (ties and not seen.is_set):
             raise ValueError("limits of the range of measurements are missing")

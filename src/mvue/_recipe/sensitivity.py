@@ -19,6 +19,7 @@ from .._core.types import Key, Measurement
 from .._runtime.jit import as_array, held, jit, on_host
 from .._runtime.memory import vmap_in_pieces
 from .._runtime.threads import in_threads
+from .cost import affordable
 from .settings import Recipe
 
 LEAST_NOISE = 1e-6  # share of the variance that is no rounding
@@ -71,6 +72,7 @@ class Look:
         summary: Callable[[Measurement], Array],
         key: Key,
         recipe: Recipe,
+        seconds: float,
     ) -> None:
         self.recipe = recipe
         s, model = recipe.survey, recipe.error_model
@@ -79,12 +81,15 @@ class Look:
         self.p = p = len(ranges.low)
         x, _ = problem.shapes()
         numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-        # Large simulators are looked at from fewer points, each with fewer simulations.
+        # Large simulators are looked at from fewer points, each with fewer simulations; slow ones
+        # from fewer points alone, for with few simulations noise looks like information.
         looks = s.contexts * (2 * s.nodes + 2 * p * s.reach / s.step)
-        share = s.budget / (numbers * (looks + model.points) * s.simulations)
+        wanted = (looks + model.points) * s.simulations
+        share = s.budget / (numbers * wanted)
         fewest = min(s.fewest_simulations, s.simulations)
         self.simulations = 2 * (int(np.clip(s.simulations * share, fewest, s.simulations)) // 2)
         thin = np.clip(share * s.simulations / fewest, 0.0, 1.0) ** 0.5
+        thin *= affordable(wanted * min(share, 1.0), seconds, s.seconds) ** 0.5
         self.contexts = max(1, round(s.contexts * thin))
         self.nodes = max(min(s.fewest_nodes, s.nodes), round(s.nodes * thin))
         self.points = max(min(model.fewest_points, model.points), round(model.points * thin))

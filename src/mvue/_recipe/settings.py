@@ -24,6 +24,9 @@ class SurveySettings(Settings):
     budget: int = setting(2**28, least=0)
     """Simulated numbers of the whole survey, within the least that will do: larger simulators are
     looked at from fewer points."""
+    seconds: float = setting(15.0)
+    """Of processor time that the simulations of the whole survey may take, within the least that
+    will do. A large number where the result shall not depend on how fast a machine is."""
     simulations: int = setting(1024, least=4)
     """Around each value of theta."""
     fewest_simulations: int = setting(256, least=4)
@@ -107,6 +110,12 @@ class BaselineSettings(Settings):
     """Measurements of each of them."""
     pieces: int = setting(32)
     """Pieces that the linear estimator is fitted to."""
+    seconds: float = setting(15.0)
+    """Of processor time that these simulations may take: slow ones are fewer."""
+    fewest_pieces: int = setting(4, least=2)
+    """However slow simulations are."""
+    fewest_units: int = setting(256, least=2)
+    """Units of a piece, however slow simulations are."""
     plug_in_units: int = setting(2048)
     """Units that the plug-in estimate is fitted to."""
     hopeless: float = setting(4.0)
@@ -244,6 +253,15 @@ class ScheduleSettings(Settings):
     """M, measurements of each unit."""
     anchors: int = setting(6, least=0)
     """How many times the bias is measured, for the control variate of the penalty."""
+    seconds: float = setting(60.0)
+    """Of processor time that the simulations of a default fit may take. Slow ones are kept and
+    used several times each, while a part of them is always renewed."""
+    most_uses: int = setting(16)
+    """Of a simulation, on average."""
+    fewest_simulations: float = setting(4.0)
+    """For each weight of the network: with fewer, it would learn their noise."""
+    kept_numbers: int = setting(2**25)
+    """Of summaries, in simulations that are kept, at most."""
     validations: int = setting(100)
     """About how many times the estimator is judged on held-out units."""
     validation_batches: int = setting(4)
@@ -308,6 +326,8 @@ class CalibrationSettings(Settings):
     """Simulations that it is fitted to; 0 for no calibration."""
     budget: int = setting(2**27)
     """Simulated numbers at most."""
+    seconds: float = setting(15.0)
+    """Of processor time that these simulations may take: slow ones are fewer."""
     degree: int = setting(8)
     """Of the polynomials of a single parameter."""
     degree_of_many: int = setting(4)
@@ -338,6 +358,8 @@ class VerdictSettings(Settings):
     """However large a measurement is."""
     budget: int = setting(2**26)
     """Simulated numbers at most."""
+    seconds: float = setting(10.0)
+    """Of processor time that these simulations may take: slow ones are fewer."""
     fair_bias: float = setting(0.05)
     """|bias|/sd that an unbiased estimator may have."""
     poor_bias: float = setting(0.15)

@@ -8,6 +8,7 @@ interest by a few units, because data that look like the end also come from beyo
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from .._core.checks import describe_shapes
 from .._core.keys import host_random, key_for, several
 from .._core.problem import Draw, Problem
 from .._core.ranges import ranges_of
-from .._core.sampling import pilot_draw
+from .._core.sampling import compiled_draw, pilot_draw
 from .._core.types import Key, Measurement, Theta
 from .._display.tables import html_of
 from .._runtime.jit import as_array, jit
@@ -31,6 +32,7 @@ from .._summaries.layout import Layout, layout_of
 from .._summaries.ordered import signal_subspace
 from ..exceptions import SimulatorError
 from ..nn._measurements import flatten
+from .cost import processor_seconds
 from .efficient import EfficientError, efficient_error
 from .expected_error import ErrorAlong, ErrorByY, ExpectedError, raised
 from .margins import training_range
@@ -75,6 +77,8 @@ class Survey:
     recipe: Recipe
     """By which it was made."""
     note: str
+    seconds: float
+    """Of processor time that one measurement takes, simulated and summarised."""
     efficient_error: EfficientError | None = None
     """The error of an efficient estimator of y for one theta and measurement, where there is a
     likelihood: what is left of the errors of others has less noise."""
@@ -144,13 +148,14 @@ def survey(
     own = checked_summaries(summaries)
     _check_own(problem, pilot, own)
     statistics = choose_statistics(pilot.x, layout, recipe.summaries, own)
-    summary = _compressed(statistics, pilot, settings.most_summaries)
+    summary, seconds = _compressed(statistics, pilot, settings.most_summaries)
+    seconds += _seconds_of_simulation(problem, settings, keys[0])
     found = ranges_of(problem, keys[1])
     if isinstance(found, str):
         log_sd = _error_by_y(problem, pilot, statistics, recipe.error_model)
         note = f"drawn from the prior itself: {found}{about_layout}"
-        return Survey(problem.prior, log_sd, (), statistics, pilot, layout, recipe, note)
-    look = Look(problem, found, summary, keys[2], recipe)
+        return Survey(problem.prior, log_sd, (), statistics, pilot, layout, recipe, note, seconds)
+    look = Look(problem, found, summary, keys[2], recipe, seconds)
     inside = look.inside()
     prior, widths = training_range(
         problem, found, inside, look.outside(inside), settings, key=keys[3]
@@ -168,16 +173,27 @@ def survey(
     use = efficient_error(look, prior, widths, log_sd, keys[5])
     about_likelihood = f"; the likelihood is not used: {use.note}" if use.note else ""
     note = f"drawn evenly in standard deviations{about_layout}{about_likelihood}"
-    parts = prior, log_sd, ranges, statistics, pilot, layout, recipe, note, use.error
+    parts = prior, log_sd, ranges, statistics, pilot, layout, recipe, note, seconds, use.error
     return Survey(*parts)
 
 
 def survey_pilot(problem: Problem, settings: SurveySettings, key: Key) -> Draw:
     """The draws that a survey begins with; its key is that of the survey."""
+    units = _pilot_units(problem, settings)
+    return pilot_draw(problem, _survey_keys(key)[0], units, settings.pilot_repeats)
+
+
+def _pilot_units(problem: Problem, settings: SurveySettings) -> int:
     x, _ = problem.shapes()
     numbers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    units = int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
-    return pilot_draw(problem, _survey_keys(key)[0], units, settings.pilot_repeats)
+    return int(np.clip(LARGEST_PILOT // (numbers * settings.pilot_repeats), 64, settings.pilot))
+
+
+def _seconds_of_simulation(problem: Problem, settings: SurveySettings, key: Key) -> float:
+    """Of processor time, for one measurement: the pilot once more, whose program is compiled."""
+    sizes = _pilot_units(problem, settings), settings.pilot_repeats
+    _, seconds = processor_seconds(lambda: compiled_draw(problem, key, *sizes))
+    return seconds / math.prod(sizes)
 
 
 def _survey_keys(key: Key) -> list[Key]:
@@ -186,12 +202,18 @@ def _survey_keys(key: Key) -> list[Key]:
 
 def _compressed(
     statistics: Summaries, pilot: Draw, most: int
-) -> Callable[[Measurement], Float[Array, " p"]]:
-    """The statistics, or of many so many combinations that differ between units."""
-    seen = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))(pilot.x)
+) -> tuple[Callable[[Measurement], Float[Array, " p"]], float]:
+    """The statistics, or of many so many combinations that differ between units.
+
+    And how many seconds of processor time those of one measurement take.
+    """
+    see = jit(lambda x: vmap_in_pieces(jax.vmap(statistics.inputs), x))
+    program = see.lower(pilot.x).compile()
+    seen, seconds = processor_seconds(lambda: program(pilot.x))
     values = np.asarray(seen, np.float64)
+    seconds /= math.prod(values.shape[:2])
     if values.shape[2] <= most:
-        return statistics.inputs
+        return statistics.inputs, seconds
     values = values[np.isfinite(values).all(axis=(1, 2))]
     low, centre, high = np.quantile(values.reshape(-1, values.shape[2]), [0.1, 0.5, 0.9], axis=0)
     unit = np.where(high > low, 1 / np.where(high > low, high - low, 1.0), 0.0)
@@ -202,7 +224,7 @@ def _compressed(
     def summary(x: Measurement) -> Float[Array, " p"]:
         return (jnp.arcsinh((statistics.inputs(x) - centre) * unit) - mean) @ axes
 
-    return summary
+    return summary, seconds
 
 
 def checked_summaries(summaries: Any) -> tuple[Callable[[Measurement], Any], ...]:

@@ -9,6 +9,7 @@ nearly the answer.
 
 import dataclasses
 import itertools
+import math
 from typing import NamedTuple
 
 import jax
@@ -97,7 +98,8 @@ def fit_baseline(
     """Both steps, or the first, from simulations of the problem to be trained on."""
     settings, table = survey.recipe.baseline, survey.recipe.survey.table
     simulate_key, hidden_key = several(key, 2)
-    few = max(1, settings.plug_in_units // settings.units)
+    few = settings.plug_in_units // pieces_of.units
+    few = max(1, min(few, math.ceil(settings.pieces * pieces_of.share)))
     pieces = pieces_of(simulate_key, settings.pieces + 1)
     fresh, *some = itertools.islice(pieces, few + 1)
     first = Piece(*(np.concatenate(part) for part in zip(*some, strict=True)))

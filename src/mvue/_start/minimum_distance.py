@@ -125,7 +125,7 @@ def fit_minimum_distance(
     seen = _whitened(pieces_of(simulate_key, settings.pieces), plug_in, settings)
     unit = tuple(2 / max(width, 1.0) for width in widths)
     finest = np.pi / 2 / (np.asarray(unit) * settings.finest_wave)
-    noise = 1 / pieces_of.settings.repeats
+    noise = 1 / pieces_of.repeats
     emulator, _ = fit_emulator(seen.places, seen.means, noise, finest, settings, rng)
     codes = as_array(rng.uniform(-1, 1, size=(settings.codes, len(unit))))
     of_codes = jax.vmap(mean_and_gain, in_axes=(None, 0, None))

@@ -1,5 +1,6 @@
 """Simulations that starts in closed form are fitted to, piece by piece."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Array
 from .._core.problem import Problem
 from .._core.sampling import finite_units
 from .._core.types import Key
+from .._recipe.cost import affordable
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
 from .._runtime.jit import jit
@@ -35,12 +37,18 @@ class Pieces:
     """Pieces of simulations of what is trained on; one compiled program serves all of them."""
 
     def __init__(self, problem: Problem, survey: Survey) -> None:
-        self.settings = survey.recipe.baseline
-        prior = problem.prior
+        self.settings = settings = survey.recipe.baseline
+        self.repeats, prior = settings.repeats, problem.prior
+        wanted = settings.pieces * settings.units * settings.repeats
+        share = affordable(wanted, survey.seconds, settings.seconds)
+        # Slow simulations: fewer pieces, then smaller ones.
+        self.share = max(share, min(1.0, settings.fewest_pieces / settings.pieces))
+        fewest = min(settings.fewest_units, settings.units)
+        self.units = max(fewest, round(settings.units * share / self.share))
 
         @jit
         def simulate(key: Key) -> tuple[Array, ...]:
-            draw = problem.draw(key, self.settings.units, self.settings.repeats)
+            draw = problem.draw(key, self.units, self.repeats)
             inputs = vmap_in_pieces(jax.vmap(survey.statistics.inputs), draw.x)
             natural = vmap_in_pieces(jax.vmap(survey.statistics.natural), draw.x)
             finite = finite_units(draw)
@@ -60,8 +68,8 @@ class Pieces:
         self._simulate = simulate
 
     def __call__(self, key: Key, count: int) -> Iterator[Piece]:
-        """At most `count` pieces, as many as memory allows."""
-        made = 0
+        """At most `count` pieces, as many as time and memory allow."""
+        made, count = 0, math.ceil(count * self.share)
         while made < count:
             *parts, finite = map(np.asarray, self._simulate(jr.fold_in(key, made)))
             made += 1

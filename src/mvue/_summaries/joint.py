@@ -164,4 +164,5 @@ def _of_part(
         None if whitening is None else as_array(whitening),
         settings,
         axis,
+        in_blocks=True,
     )

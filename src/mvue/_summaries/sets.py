@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from .._core.types import Measurement
 from .._numerics.small_matrices import cholesky, invert
-from .._numerics.sorting import sort
+from .._numerics.sorting import LONGEST, sort
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
@@ -42,6 +42,9 @@ class Statistics(Frozen):
     settings: SummariesSettings = eqx.field(static=True, default=SummariesSettings())
     axis: int = eqx.field(static=True, default=0)
     """Of x, which counts the elements of a set."""
+    in_blocks: bool = eqx.field(static=True, default=False)
+    """Whether the order of a large set of scalars is that of its blocks; False in files of earlier
+    versions."""
 
     def rows(self, x: Measurement) -> Float[Array, "n p"]:
         """The elements of a set, without an offset."""
@@ -72,10 +75,11 @@ class Statistics(Frozen):
         if self.kind == "vectors":
             parts = [*self._power_ratios(rows), *self._mean_in_noise(rows)]
             return jnp.concatenate([_natural_of_vectors(rows, self.settings), *parts])
-        values = sort(rows[:, 0])
+        values = rows[:, 0]
         mean = jnp.mean(values)
         if values.shape[0] == 1:
             return jnp.stack([mean, mean**2])
+        ordered = self._ordered(values)
         variance = jnp.var(values)
         deviation = _root(variance)
         spread = [deviation, variance, mean**2, jnp.mean(jnp.abs(values))]
@@ -83,7 +87,7 @@ class Statistics(Frozen):
         if self.whitening is not None and values.shape[0] >= self.settings.fewest_inverse:
             own = variance * self.whitening[0, 0] ** 2
             inverse.append(1 / jnp.maximum(own, self.settings.least_noise))
-        return jnp.stack([mean, *spread, values[0], values[-1], _median(values), *inverse])
+        return jnp.stack([mean, *spread, ordered[0], ordered[-1], _median(ordered), *inverse])
 
     def elements(self, x: Measurement) -> Float[Array, "n q"]:
         """The elements of a set, for a network that learns sums of its own."""
@@ -92,8 +96,8 @@ class Statistics(Frozen):
         return jnp.concatenate([curved, self._compress(rows)], 1) if self.positive else curved
 
     def _of_scalars(self, values: Float[Array, " n"]) -> Float[Array, " p"]:
-        values = sort(values)
-        n = values.shape[0]
+        n, ordered = values.shape[0], self._ordered(values)
+        values = ordered if ordered.shape[0] == n else values
         compressed = self._compress(values)
         mean, size = jnp.mean(values), jnp.mean(jnp.abs(values))
         summary = [mean, mean**2, size, jnp.log(size + self._floor), jnp.mean(compressed)]
@@ -109,11 +113,25 @@ class Statistics(Frozen):
         powers = jnp.stack([jnp.mean(own), *(jnp.mean(own**k) for k in (3, 4, 6))])
         summary += [jnp.mean((values / root) ** 3), *jnp.log(powers + self.settings.relative_floor)]
         if n > self.settings.largest_sorted:
-            values = _quantiles(values, self.settings.largest_sorted)
+            values = _quantiles(ordered, self.settings.largest_sorted)
             compressed = self._compress(values)
         standard = (values - mean) / (deviation + self.settings.relative_floor * self._floor)
         both = [jnp.arcsinh(values * self.scale.matrix)] if self.positive else []
         return jnp.concatenate([jnp.stack(summary), values, compressed, standard, *both])
+
+    def _ordered(self, values: Float[Array, " n"]) -> Float[Array, " m"]:
+        """In ascending order; of a large set, average order statistics of its blocks.
+
+        Between the least and the largest of all. These averages tell as much as quantiles do, and
+        blocks are sorted many times as fast.
+        """
+        n = values.shape[0]
+        if n <= LONGEST or not self.in_blocks:
+            return sort(values)
+        blocks = -(-n // LONGEST)
+        size = n // blocks  # the few elements that are left over are in the moments
+        ordered = jax.vmap(sort)(values[: blocks * size].reshape(blocks, size)).mean(axis=0)
+        return jnp.concatenate([jnp.min(values)[None], ordered[1:-1], jnp.max(values)[None]])
 
     def _of_numbers(self, values: Float[Array, " p"]) -> Float[Array, " f"]:
         square = jnp.mean(values**2)

@@ -1,12 +1,14 @@
 """Batches for training: N units and M repeats, from fresh simulations or from fixed data."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -16,11 +18,21 @@ from .._core.types import Key, Measurement
 from .._data.repeats import Pool
 from .._recipe.settings import ScheduleSettings
 from .._runtime.devices import divided
-from ..losses._functions import UnitErrors, squared_bias_of, unit_errors, unit_mse
+from .._runtime.jit import jit
+from ..losses._functions import (
+    UnitErrors,
+    squared_bias_of,
+    unit_errors,
+    unit_mse,
+    unit_squared_bias,
+)
 from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained
+from ..nn._staged import OnBaseline
 
 T = TypeVar("T")
+BASELINE_UNITS = 4096  # on which a baseline is checked
+BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
 
 
 @runtime_checkable
@@ -59,6 +71,14 @@ class Batch(NamedTuple):
     """The errors that an efficient estimator would make of it, if they are known."""
     bad: Int[Array, ""]
     """Units that were replaced because their simulation failed."""
+
+    @classmethod
+    def of_units(
+        cls, draw: Draw, prepared: PyTree, efficient: Array | None, finite: Bool[Array, " n"]
+    ) -> "Batch":
+        """Of simulated units, of which some may have failed."""
+        units, bad = replace_nonfinite((draw, prepared, efficient), finite)
+        return cls(*units, bad)
 
 
 class SimulatedBatches:
@@ -100,6 +120,31 @@ class SimulatedBatches:
         draw = divided(unit, mesh, units, key)
         return replace_nonfinite(draw, finite_units(draw))
 
+    def check_baseline(self, prepare: Callable[[Measurement], PyTree], key: Key) -> None:
+        """Warn if the estimator that is said to be unbiased is not.
+
+        `prepare` is the first stage of the network that is built on it, for a batch.
+        """
+
+        def shown_bias(key: Key) -> tuple[Array, Array]:
+            draw, _ = self.draw_units(key, BASELINE_UNITS)
+            baseline = baseline_of(prepare(draw.x))
+            assert baseline is not None
+            errors = baseline - draw.y[:, None, :]
+            variance = jnp.var(errors, axis=1, ddof=1).mean(axis=0)
+            shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
+            return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
+
+        shown, se = map(np.asarray, jit(shown_bias)(key))
+        worst = int(np.argmax(shown / se))
+        if shown[worst] > BIAS_SHOWN * se[worst]:
+            warnings.warn(
+                f"baseline is biased: its squared bias, component {worst}, is {shown[worst]:.3g} ± "
+                f"{se[worst]:.1g} of its variance on average. The trained estimator keeps this "
+                "bias. Give a baseline that is unbiased, or none",
+                stacklevel=3,
+            )
+
     def evaluate(
         self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
     ) -> Array:
@@ -133,6 +178,11 @@ class SimulatedBatches:
             "squared_bias": bias2.mean(),
             "squared_bias_se": bias2.std() / root,
         }
+
+
+def baseline_of(prepared: PyTree) -> Float[Array, "n m d"] | None:
+    """Estimates that are known to be unbiased, if the network is built on such."""
+    return prepared.baseline if isinstance(prepared, OnBaseline) else None
 
 
 def _moments(estimates: Array, y: Array) -> tuple[Array, Array]:

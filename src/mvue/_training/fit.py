@@ -25,15 +25,16 @@ from .._default.decisions import Decisions, Question
 from .._default.description import describe_estimator
 from .._finish.calibration import calibrate
 from .._finish.verdict import Judgement, judge
+from .._recipe.cost import describe_uses, uses_of
 from .._recipe.settings import Recipe, checked_recipe
 from .._recipe.survey import Survey
 from .._runtime.devices import mesh_for
-from .._runtime.jit import jit
 from .._runtime.progress import Progress, progress_for
 from .._serialise.settings import changes
 from ..exceptions import PoorFitWarning
 from ..losses._loss import Loss, as_loss
 from ..losses._objectives import BiasConstrained, bce, geometric_schedule
+from ..nn._frozen import count_weights
 from ..nn._staged import Given, WithBaseline
 from ..nn._standardize import PILOT_UNITS
 from .batches import SimulatedBatches
@@ -43,7 +44,6 @@ from .loop import Keys, Schedule, refuse_tracing, train
 from .program import Keep, Program
 from .result import Fit, Outcome
 
-BIAS_SHOWN = 5.0  # standard errors above which a baseline is called biased
 WEIGHTS_CHECKED = 64  # unknowns whose weights are looked at before anything else
 
 
@@ -243,6 +243,11 @@ def fit(
     efficient_error = None
     if loss.takes_control_variate and chooses_prior and seen is not None:
         efficient_error = seen.efficient_error
+    uses, about_uses = 1, ""
+    if seen is not None and mesh is None:
+        wanted = steps * batch_size * repeats
+        uses = uses_of(wanted, seen.seconds, count_weights(network), numbers)
+        about_uses = describe_uses(uses, seen.seconds)
     program = Program(
         source,
         network,
@@ -254,9 +259,10 @@ def fit(
         settings=numbers,
         places=places,
         efficient_error=efficient_error,
+        uses=uses,
     )
     if baseline is not None:
-        _check_baseline(program, pilot_key)
+        source.check_baseline(lambda x: program.prepare(program.arrays, x), pilot_key)
     settings = {
         "loss": loss.describe(repeats),
         "training": str(seen) if chooses_prior else "drawn from the prior that was given",
@@ -269,7 +275,7 @@ def fit(
         "keep": keep,
         "validations": validations,
         "patience": patience,
-        "batch": f"N = {batch_size}, M = {repeats}",
+        "batch": f"N = {batch_size}, M = {repeats}{about_uses}",
         "held_out": "averages over the parameters trained on",
     }
     trained = train(
@@ -282,6 +288,7 @@ def fit(
             "steps": steps,
             "batch_size": batch_size,
             "repeats": repeats,
+            "uses": uses,
             "pilot": typical(pilot),
         },
         started=started,
@@ -318,6 +325,7 @@ def _finished(
                 simulations,
                 seen.log_sd,
                 _scale_of(trained.estimator),
+                seen.seconds,
                 recipe.calibration,
                 key=calibrate_key,
             )
@@ -432,16 +440,3 @@ def _check_loss(problem: Problem, batch_size: int, repeats: int, loss: Loss) -> 
         ) from error
     if getattr(value, "shape", None) != ():
         raise ValueError(f"loss must return a scalar, got {value}")
-
-
-def _check_baseline(program: Program, key: Key) -> None:
-    """Warn if the estimator that is said to be unbiased is not."""
-    shown, se = jit(program.baseline_bias)(program.arrays, key)
-    worst = int(np.argmax(np.asarray(shown / se)))
-    if shown[worst] > BIAS_SHOWN * se[worst]:
-        warnings.warn(
-            f"baseline is biased: its squared bias, component {worst}, is {shown[worst]:.3g} ± "
-            f"{se[worst]:.1g} of its variance on average. The trained estimator keeps this bias. "
-            "Give a baseline that is unbiased, or none",
-            stacklevel=3,
-        )

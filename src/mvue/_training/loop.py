@@ -33,7 +33,7 @@ from .._runtime.progress import Progress
 from .._runtime.signals import stop_signals
 from .batches import SimulatedBatches
 from .checkpoint import Checkpoints, versions_and_key
-from .pools import SimulatedPools
+from .pools import RenewedPools, SimulatedPools, joined
 from .program import Program
 from .result import Fit, History, Outcome
 from .state import Arrays, State, Sums, check_optimizer
@@ -119,7 +119,11 @@ def train(
     steps, control, mesh = schedule.steps, program.control, program.source.mesh
     simulations = program.simulations
     if simulations is not None:
-        feed = SimulatedPools(simulations, keys.train).feed
+        pools = SimulatedPools(simulations, keys.train)
+        if program.uses > 1:
+            kept = program.settings.kept_numbers
+            pools = RenewedPools(simulations, keys.train, steps, program.uses, kept)
+        feed = pools.feed
     program.arrays = from_first(program.arrays)
     state, history = program.initial_state(), History()
     constants, held_out = replicated((program.arrays.constants, held_out), mesh)
@@ -203,7 +207,7 @@ def train(
                 sums = measured(
                     measure_excess,
                     program.no_excess_sums(),
-                    program.settings.excess_batches,
+                    program.excess_batches,
                     state.average,
                     jr.fold_in(keys.anchor, steps),
                 )
@@ -283,7 +287,7 @@ def _held_out(program: Program, key: Key) -> Batches:
 @functools.partial(jax.jit, static_argnums=1)
 def _joined(parts: list[Batches], count: int) -> Batches:
     """The first of all batches."""
-    return jax.tree.map(lambda *part: jnp.concatenate(part)[:count], *parts)
+    return jax.tree.map(lambda leaf: leaf[:count], joined(parts))
 
 
 def _traced(program: Program, first_run: tuple[Any, ...]) -> Any:

@@ -1,8 +1,11 @@
 """Pools that steps draw from: parts of fixed data, or batches that are simulated ahead of them."""
 
+import math
 from numbers import Real
 from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -34,6 +37,48 @@ class SimulatedPools:
         count = self._simulations.count
         first = step - step % count
         return self._simulations.at(self._key, first), first + count
+
+
+class RenewedPools:
+    """Simulations that are kept and used several times, of which the oldest are always renewed.
+
+    Steps draw their units from a pool of blocks. At each turn a new block takes the place of the
+    oldest one.
+
+    Args:
+        simulations: what to simulate, in blocks of `simulations.count` batches.
+        key: of the simulations.
+        steps: of training.
+        uses: of each simulation, on average.
+        kept: numbers that are kept at most.
+    """
+
+    def __init__(
+        self, simulations: Simulations, key: Key, steps: int, uses: int, kept: int
+    ) -> None:
+        self._simulations, self._key = simulations, key
+        numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(simulations.shapes()))
+        total = math.ceil(steps / (uses * simulations.count))
+        self._blocks = max(1, min(kept // numbers, (total + 1) // 2))
+        self._turn = math.ceil(steps / (total - self._blocks + 1))
+        self._held: dict[int, Batches] = {}
+
+    def feed(self, step: int) -> tuple[Batches, int]:
+        """The pool for a step, and where the next one begins."""
+        turn = step // self._turn
+        count = self._simulations.count
+        wanted = range(turn, turn + self._blocks)
+        self._held = {
+            i: self._held[i] if i in self._held else self._simulations.at(self._key, i * count)
+            for i in wanted
+        }
+        return joined(list(self._held.values())), (turn + 1) * self._turn
+
+
+@jax.jit
+def joined(blocks: list[Batches]) -> Batches:
+    """All batches of some blocks."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *blocks)
 
 
 class Prepared(NamedTuple):

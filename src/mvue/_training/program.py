@@ -27,16 +27,19 @@ from .._recipe.settings import ScheduleSettings
 from .._recipe.training_prior import TrainingPrior
 from .._runtime.devices import mapped
 from .._runtime.jit import as_array, jit
-from ..losses._functions import unit_squared_bias
 from ..losses._loss import Loss
 from ..losses._objectives import BiasConstrained, OfTheta
 from ..nn._frozen import trainable
-from ..nn._staged import OnBaseline, finish, prepare
-from .batches import Batch, BatchSource, DataBatches, SimulatedBatches, replace_nonfinite
+from ..nn._staged import finish, prepare
+from .batches import (
+    Batch,
+    BatchSource,
+    DataBatches,
+    SimulatedBatches,
+    baseline_of,
+)
 from .control_variate import Anchor, BiasSums, Control
 from .state import Arrays, State, Sums, default_optimizer
-
-BASELINE_UNITS = 4096  # on which a baseline is checked
 
 Keep = Literal["average", "best", "last"]
 
@@ -57,8 +60,9 @@ class Program:
         settings: ScheduleSettings | None = None,
         places: Places | None = None,
         efficient_error: EfficientError | None = None,
+        uses: int = 1,
     ) -> None:
-        self.settings = settings or ScheduleSettings()
+        self.settings, self.uses = settings or ScheduleSettings(), uses
         self.places, self.efficient_error = places, efficient_error
         self.source, self.loss, self.control = source, loss, control
         self.same_as = same_as
@@ -110,10 +114,8 @@ class Program:
         """A batch by its number."""
         if self.simulations is not None:
             assert isinstance(pool, Batches)
-            at = number % pool.finite.shape[0]  # pools begin at multiples of their size
-            draw, prepared, efficient, finite = jax.tree.map(lambda leaf: leaf[at], tuple(pool))
-            units, bad = replace_nonfinite((draw, prepared, efficient), finite)
-            return Batch(*units, bad)
+            # Pools begin at multiples of their size.
+            return Batch.of_units(*pool.at(number % pool.finite.shape[0]))
         draw, bad = self.source.draw(jr.fold_in(key, number), pool)
         prepared = self.prepare(self._untrained(constants), draw.x)
         return Batch(draw, prepared, self.efficient_errors(draw), bad)
@@ -188,7 +190,7 @@ class Program:
         if self.control is None or anchor is None:
             return None
         estimates = self.finish(Arrays(anchor.params, constants), batch.prepared)
-        baseline = _baseline(batch.prepared)
+        baseline = baseline_of(batch.prepared)
         if batch.efficient is not None:
             estimates = estimates - batch.efficient
             baseline = None if baseline is None else baseline - batch.efficient
@@ -206,17 +208,6 @@ class Program:
         # What is not finite tells nothing of the error.
         return jnp.where(jnp.isfinite(found).all(axis=2, keepdims=True), found, 0.0)
 
-    def baseline_bias(self, arrays: Arrays, key: Key) -> tuple[Array, Array]:
-        """Squared bias of the baseline over its variance, (d,), with standard errors."""
-        assert isinstance(self.source, SimulatedBatches)
-        draw, _ = self.source.draw_units(key, BASELINE_UNITS)
-        baseline = _baseline(self.prepare(arrays, draw.x))
-        assert baseline is not None
-        errors = baseline - draw.y[:, None, :]
-        variance = jnp.var(errors, axis=1, ddof=1).mean(axis=0)
-        shown = unit_squared_bias(errors, "unbiased") / variance[None, :]
-        return shown.mean(axis=0), shown.std(axis=0) / jnp.sqrt(BASELINE_UNITS)
-
     def measure(
         self,
         sums: BiasSums,
@@ -232,7 +223,7 @@ class Program:
 
         def add(i: Array, sums: BiasSums) -> BiasSums:
             batch = self.batch(key, i, constants, pool)
-            reference = _baseline(batch.prepared)
+            reference = baseline_of(batch.prepared)
             if reference is None:
                 reference = batch.draw.y[:, None, :]
                 if batch.efficient is not None:
@@ -247,7 +238,17 @@ class Program:
         """How many an anchor is made from."""
         assert self.control is not None
         penalised = self.steps - self.first_penalised
-        return max(1, round(self.control.features.settings.share * penalised))
+        return self._fewer(self.control.features.settings.share * penalised)
+
+    @property
+    def excess_batches(self) -> int:
+        """How many tell where errors are larger than expected."""
+        return self._fewer(self.settings.excess_batches)
+
+    def _fewer(self, batches: float) -> int:
+        """Where simulations are slow, fewer batches; all that are simulated at a time are used."""
+        count = self.simulations.count if self.simulations and self.uses > 1 else 1
+        return max(count, count * round(batches / (self.uses * count)))
 
     def no_excess_sums(self) -> ExcessSums:
         """Sums over nothing."""
@@ -327,7 +328,10 @@ class Program:
         return jax.lax.while_loop(wanted, body, (jnp.asarray(0), state))[1]
 
     def step(self, state: State, key: Key, constants: PyTree, pool: PyTree) -> State:
-        batch = self.batch(key, state.step, constants, pool)
+        if self.uses == 1:
+            batch = self.batch(key, state.step, constants, pool)
+        else:
+            batch = Batch.of_units(*pool.drawn(jr.fold_in(key, state.step)))
         bad = batch.bad
         if self.places is None:
             value, estimates, grads = self.gradient(state, batch, constants)
@@ -436,11 +440,6 @@ class Program:
             return batch.draw, self.finish(arrays, batch.prepared)
 
         return source.judge(estimated, self.loss)
-
-
-def _baseline(prepared: PyTree) -> Float[Array, "n m d"] | None:
-    """Estimates that are known to be unbiased, if the network is built on such."""
-    return prepared.baseline if isinstance(prepared, OnBaseline) else None
 
 
 def _all_finite(tree: PyTree) -> Array:
