@@ -66,8 +66,8 @@ def pairs_of(
     if theta is None:
         note = (
             f"no unit was measured twice: noise is what {basis.size} smooth functions of y leave "
-            "of x. Give theta=, all that x depends on, or theta=y if that is y; rows of the same unit "
-            "need equal y or equal unit_ids"
+            "of x. Give theta=, all that x depends on, or theta=y if that is y; rows of the same "
+            "unit need equal y or equal unit_ids"
         )
     elif basis.left_out:
         note = (
