@@ -84,10 +84,10 @@ def units_of_theta(y: np.ndarray, unit_ids: np.ndarray | None, theta: np.ndarray
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, unit_ids: np.ndarray | None) -> np.ndarray | None:
-    """Which rows to keep where the few repeats are all copies; None to keep all."""
+    """Which rows to keep where all repeats are copies; None to keep all."""
     rows = group_rows(y, unit_ids)
     sizes = np.diff(rows.starts)
-    if sizes.max() == 1 or not is_bank(sizes):
+    if sizes.max() == 1:
         return None
     order = np.arange(len(x)) if rows.order is None else rows.order
     for unit in np.flatnonzero(sizes > 1):
