@@ -151,6 +151,16 @@ def test_copies_are_found_and_said(key):
     assert fit.settings["training"].startswith("Repeats(180 ")
 
 
+def test_checkpoints_know_theta(key, tmp_path):
+    x, y, theta = pairs_of(np.random.default_rng(0), 200)
+    call = {"key": key, "hidden": (3,), "steps": 10, "checkpoint": tmp_path}
+    first = mvue.fit_data(mvue.Repeats.from_rows(x, y, theta=theta), **call)
+    again = mvue.fit_data(mvue.Repeats.from_rows(x, y, theta=theta), **call)
+    assert again.history == first.history
+    with pytest.raises(mvue.exceptions.CheckpointError, match="data"):
+        mvue.fit_data(mvue.Repeats.from_rows(x, y, theta=theta**2), **call)
+
+
 def test_few_repeats_are_pairs_and_many_are_not(key):
     """Draws of theta in single precision collide now and then."""
     x, y, theta = pairs_of(np.random.default_rng(0), 200)
