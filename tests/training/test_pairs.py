@@ -186,6 +186,23 @@ def test_functions_keep_to_what_the_rows_allow():
     np.testing.assert_allclose(one(at, at), one(np.array([[y.min()], [y.max()]]), None))
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("columns", ["cauchy", "lognormal", "binary", "dependent", "offset"])
+def test_functions_of_any_columns_are_uncorrelated(columns, unit):
+    rng = np.random.default_rng(0)
+    theta = {
+        "cauchy": lambda: rng.standard_cauchy((500, 2)),
+        "lognormal": lambda: np.exp(3 * rng.normal(size=(500, 3))),
+        "binary": lambda: rng.integers(0, 2, (500, 2)).astype(float),
+        "dependent": lambda: np.repeat(rng.normal(size=(500, 1)), 2, axis=1) + [0.0, 1.0],
+        "offset": lambda: 1e9 + rng.normal(size=(500, 2)),
+    }[columns]()
+    basis = ThetaBasis.of(unit * theta[:, :1], unit * theta)
+    found = basis(unit * theta[:, :1], unit * theta)
+    np.testing.assert_allclose(found.T @ found / 500, np.eye(basis.size), atol=1e-8)
+    assert np.abs(found).max() < 30
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -100,11 +100,14 @@ class ThetaBasis(NamedTuple):
         """The functions in words."""
         highest = max(len(term) for term in self.terms)
         count = len(self.coordinates)
-        text = f"{self.size} smooth functions of " + (
-            "the parameter" if count == 1 else f"the {count} coordinates of y and theta"
-        )
-        text += f" (polynomials of ranks up to degree {highest}"
-        text += ", layers at the ends of y)" if self.layers else ")"
+        kinds = [
+            (self.plain, "values as they are"),
+            (highest, f"polynomials of ranks up to degree {highest}"),
+            (self.layers, "layers at the ends of y"),
+        ]
+        where = "the parameter" if count == 1 else f"the {count} coordinates of y and theta"
+        text = f"{self.size} smooth functions of {where}"
+        text += f" ({', '.join(words for there, words in kinds if there)})"
         if self.left_out:
             text += f"; {self.left_out} coordinates are too many to be looked at"
         return text
@@ -166,11 +169,16 @@ def _plain(column: np.ndarray, table: np.ndarray) -> tuple[float, float] | None:
 
     Measurements are often about linear in theta; polynomials of ranks only come near.
     """
-    mean, sd = float(column.mean()), float(column.std())
-    z = (column - mean) / sd
+    low, width = table[0], table[-1] - table[0]  # squares of other units may overflow
+    share = (column - low) / width
+    mean, sd = share.mean(), share.std()
+    z = (share - mean) / sd
     ranks = np.interp(column, table, np.linspace(-1.0, 1.0, TABLE))
-    like_ranks = abs(np.corrcoef(z, ranks)[0, 1]) > LIKE_RANKS
-    return None if like_ranks or np.abs(z).max() > FAR or abs((z**3).mean()) > SKEW else (mean, sd)
+    if np.abs(z).max() > FAR or abs((z**3).mean()) > SKEW:
+        return None
+    if abs(np.corrcoef(z, ranks)[0, 1]) > LIKE_RANKS:
+        return None
+    return float(low + mean * width), float(sd * width)
 
 
 def _chosen(

@@ -137,8 +137,8 @@ def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
         warnings.warn(
             f"no unit was measured twice: all {moments.units:,} units have one row, so the "
             "noise cannot be seen and counts as zero, and the estimator is ordinary least squares "
-            "whatever the bias weight; give rows of the same unit equal y or equal unit_ids, or all "
-            "rows together to fit, which regresses x on y or theta",
+            "whatever the bias weight; give rows of the same unit equal y or equal unit_ids, or "
+            "all rows together to fit, which regresses x on y or theta",
             NoRepeatsWarning,
             stacklevel=stacklevel + 1,
         )
