@@ -194,7 +194,7 @@ def test_functions_of_any_columns_are_uncorrelated(columns, unit):
         "cauchy": lambda: rng.standard_cauchy((500, 2)),
         "lognormal": lambda: np.exp(3 * rng.normal(size=(500, 3))),
         "binary": lambda: rng.integers(0, 2, (500, 2)).astype(float),
-        "dependent": lambda: np.repeat(rng.normal(size=(500, 1)), 2, axis=1) + [0.0, 1.0],
+        "dependent": lambda: rng.normal(size=(500, 1)) * np.array([1.0, -2.0]),
         "offset": lambda: 1e9 + rng.normal(size=(500, 2)),
     }[columns]()
     basis = ThetaBasis.of(unit * theta[:, :1], unit * theta)
