@@ -64,6 +64,8 @@ docs: $(call stamp,docs)
 bench: $(call stamp,test)
 	$(BIN)/python benchmarks/snr_training.py
 	$(BIN)/python benchmarks/linear.py
+	$(BIN)/python benchmarks/banks.py
+	$(BIN)/python benchmarks/averaging.py
 	$(BIN)/python benchmarks/mle.py
 	$(BIN)/python benchmarks/numerics.py
 	$(BIN)/python benchmarks/certificate.py

@@ -20,6 +20,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mvue
+from mvue._linear.regressed_moments import pairs_of
 from mvue.sklearn import BCERegressor, LinearBCE, LinearBCECV, LinearBCEPath, linear_bce_path
 
 # Random data of the common checks has no repeats, or too few rows for a large bias weight.
@@ -292,15 +293,103 @@ def test_clone_pickle_and_stream_on(seed):
         clone(model).merge(model)
 
 
-def test_no_repeats_is_a_warning_that_says_so(seed):
+def test_no_repeats_in_pieces_is_a_warning_that_says_so(seed):
+    """What is not seen as a whole cannot be regressed."""
     x, y, _ = grouped(seed, repeats=1)
-    for model in (LinearBCE(100.0), LinearBCECV()):
+    with pytest.warns(mvue.exceptions.NoRepeatsWarning, match="ordinary least squares") as caught:
+        model = LinearBCE(100.0).fit_pieces([(x[:20], y[:20]), (x[20:], y[20:])])
+    assert caught[0].filename == __file__
+    assert_same(model, LinearRegression().fit(x, y))
+
+
+def errors_in_variables(rng, rows, p=4):
+    """x = A theta + noise, whose size depends on theta; the limit of W and of the moments."""
+    theta = rng.normal(size=(rows, 2))
+    mix = np.array([[1.0, 0.5, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+    sd = np.array([1.0, 0.5, 1.0, 1.0])
+    size = 0.5 + (theta[:, 1] > 0)
+    x = theta @ mix + size[:, None] * sd * rng.normal(size=(rows, p))
+    signal, noise = mix.T @ mix, np.mean([0.5**2, 1.5**2]) * np.diag(sd**2)
+    return x, theta, signal, noise
+
+
+@pytest.mark.parametrize("bias_weight", [3.0, 10.0])
+def test_without_repeats_the_answer_is_that_of_errors_in_variables(bias_weight, seed):
+    rng = np.random.default_rng(seed)
+    x, theta, signal, noise = errors_in_variables(rng, 20_000)
+    y = theta[:, 0]
+    model = LinearBCE(bias_weight).fit(x, y, theta=theta)
+    total = signal + noise / (1 + bias_weight)
+    exact = np.linalg.solve(total, signal @ np.linalg.lstsq(signal, [1.0, 0.5, 0, 0])[0])
+    assert model.n_functions_ > 20
+    np.testing.assert_allclose(model.coef_, exact, atol=0.08)
+    plain = LinearRegression().fit(x, y).coef_
+    assert np.abs(plain - exact).max() > 3 * np.abs(model.coef_ - exact).max()
+
+
+def test_noise_without_repeats_is_unbiased(seed):
+    """W of many small samples, about which theta it is whose noise it is."""
+    rng = np.random.default_rng(seed)
+    found, exact = [], []
+    for _ in range(300):
+        x, theta, _, noise = errors_in_variables(rng, 100)
+        size = np.mean((0.5 + (theta[:, 1] > 0)) ** 2)
+        pairs = pairs_of(x, theta[:, :1], None, theta)
+        found.append(pairs.moments(x, theta[:, :1], slice(None)).noise_covariance)
+        exact.append(noise * size / np.mean([0.5**2, 1.5**2]))
+    found, exact = np.array(found), np.array(exact)
+    error = (found - exact).mean(axis=0)
+    spread = (found - exact).std(axis=0) / 300**0.5
+    assert (np.abs(error) < 4.5 * spread).all()
+
+
+def test_theta_that_is_not_given_is_said(seed):
+    x, y, _ = grouped(seed, repeats=1)
+    for model in (LinearBCE(2.0), LinearBCECV(cv=3)):
         with pytest.warns(
-            mvue.exceptions.NoRepeatsWarning, match="ordinary least squares"
+            mvue.exceptions.NoRepeatsWarning, match="smooth functions of y leave of x"
         ) as caught:
             model.fit(x, y)
         assert caught[0].filename == __file__
-        assert_same(model, LinearRegression().fit(x, y))
+    again = pickle.loads(pickle.dumps(LinearBCE(2.0).fit(x, y, theta=y)))
+    assert again.n_functions_ > 0
+    more = again.set_params(bias_weight=5.0)  # moments are kept for another λ
+    assert_same(more, LinearBCE(5.0).fit(x, y, theta=y))
+
+
+def test_cross_validation_without_repeats_sees_the_bias(seed):
+    rng = np.random.default_rng(seed)
+    x, theta, signal, _ = errors_in_variables(rng, 3000)
+    path = linear_bce_path(x, theta[:, 0], theta=theta, bias_weights=[0.0, 20.0], cv=4)
+    for coef, found, se in zip(path.coef, path.squared_bias, path.squared_bias_se, strict=True):
+        off = np.linalg.lstsq(signal, signal @ coef[0])[0]  # the part that the signal has
+        target = np.linalg.lstsq(signal, [1.0, 0.5, 0, 0])[0]
+        exact = (off - target) @ signal @ (off - target)
+        assert abs(found - exact) < 4 * se + 0.03
+    assert path.squared_bias[1] < 0.1 * path.squared_bias[0]
+
+
+def test_rows_that_are_copies_are_used_once(seed):
+    x, y, _ = grouped(seed, repeats=1)
+    again = np.concatenate([np.arange(len(x)), [0, 1]])
+    with pytest.warns(mvue.exceptions.NoRepeatsWarning, match="2 of .* rows are copies"):
+        model = LinearBCE(2.0).fit(x[again], y[again], theta=y[again])
+    assert_same(model, LinearBCE(2.0).fit(x, y, theta=y))
+
+
+@pytest.mark.parametrize(
+    ("theta", "weights", "message"),
+    [
+        (np.ones((3, 2)), None, "theta must be finite and have the shape"),
+        (np.array(["a"] * 40), None, "theta must hold real numbers"),
+        (np.full(40, np.inf), None, "theta must be finite"),
+        (np.arange(40.0), np.full(40, 2.0), "got sample_weight, too"),
+    ],
+)
+def test_wrong_theta_is_refused(theta, weights, message):
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40.0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        LinearBCE().fit(x, y, weights, theta=theta)
 
 
 def test_more_features_than_units(seed):

@@ -12,9 +12,11 @@ from jaxtyping import Array, Float
 
 from .._core.checks import as_numbers, check_count, describe_shapes
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
-from .._core.types import Estimator, Measurement
+from .._core.problem import Problem
+from .._core.types import Estimator, Key, Measurement
 from .._runtime.progress import Progress, progress_for
 from ..exceptions import NonFiniteWarning
+from .learned import learn_weights
 from .running import NonFinite, RunningAverage
 
 CHUNK_NUMBERS = 2**20  # of measurements that are estimated from at a time
@@ -68,6 +70,37 @@ class Average(Predictor, eqx.Module):
         self.chunk_size = chunk_size
         one = spec_of(estimator)
         self.set_spec = None if one is None else one.set_of()
+
+    @classmethod
+    def learned(
+        cls,
+        estimator: Estimator | Carrier,
+        problem: Problem,
+        known: Weights,
+        *,
+        key: Key,
+        units: int = 4096,
+        nonfinite: NonFinite = "error",
+        chunk_size: int | None = None,
+    ) -> "Average":
+        """An average with weights that are learned from simulations: see `weights` of the result.
+
+        Each measurement counts by the precision of its estimate, a smooth function of what is known
+        of it beforehand, such as the quality of a sensor or the size of a set. That keeps the
+        average of unbiased estimates unbiased.
+
+        Args:
+            estimator: as above.
+            problem: simulates measurements. What is known of them is a part of theta.
+            known: ``known(x)`` of one measurement: one or more numbers that are known whatever the
+                noise in x; this is checked.
+            key: for the simulations.
+            units: how many values of theta to simulate, eight measurements of each.
+            nonfinite: as above.
+            chunk_size: as above.
+        """
+        weights = learn_weights(as_estimator(estimator), problem, known, key=key, units=units)
+        return cls(estimator, weights, nonfinite, chunk_size)
 
     def __call__(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Array:
         """The averaged estimate, (d,), or those of several sets, (n, d); see `averaged`."""

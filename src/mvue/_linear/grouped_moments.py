@@ -30,6 +30,7 @@ OPEN_BYTES = 2**22
 """Memory for the sums of open units where their number is not given."""
 
 
+@register(name="mvue.MomentSummary")
 class MomentSummary(NamedTuple):
     """Moments of grouped rows about their means: all that a linear fit needs."""
 
@@ -42,15 +43,24 @@ class MomentSummary(NamedTuple):
     between_xx: np.ndarray  # (p, p), the same with every row replaced by the mean of its unit
     scatter_xy: np.ndarray  # (p, d)
     scatter_yy: np.ndarray  # (d, d)
+    functions: int = 0
+    """Of theta, where x is regressed on them, in place of one mean for each unit."""
+    note: str = ""
+    """What a fit that uses the noise is to warn about."""
+
+    @property
+    def means(self) -> int:
+        """How many means the noise is the scatter about."""
+        return self.functions or self.units
 
     @property
     def repeats(self) -> float:
         """Rows beyond the first of each unit: the degrees of freedom of the noise."""
-        return max(self.weight - self.units, 0.0)
+        return max(self.weight - self.means, 0.0)
 
     @property
     def noise_covariance(self) -> np.ndarray:
-        """W, the pooled covariance of x within units, without bias; zero without repeats."""
+        """W, the pooled covariance of x about its means, without bias; zero without repeats."""
         if self.repeats == 0:
             return np.zeros_like(self.scatter_xx)
         return (self.scatter_xx - self.between_xx) / self.repeats
@@ -67,6 +77,7 @@ class MomentSummary(NamedTuple):
 
     def merge(self, other: "MomentSummary") -> "MomentSummary":
         """Moments of both sets of rows together; they must have no unit in common."""
+        assert self.functions == other.functions == 0, "regressions do not add up"
         weight = self.weight + other.weight
         share, product = other.weight / weight, self.weight * other.weight / weight
         step_x, step_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y

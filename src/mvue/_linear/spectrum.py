@@ -137,10 +137,13 @@ def warn_no_repeats(moments: MomentSummary, stacklevel: int) -> None:
         warnings.warn(
             f"no unit was measured twice: all {moments.units:,} units have one row, so the "
             "noise cannot be seen and counts as zero, and the estimator is ordinary least squares "
-            "whatever the bias weight; give rows of the same unit equal y or equal unit_ids",
+            "whatever the bias weight; give rows of the same unit equal y or equal unit_ids, or "
+            "all rows together to fit, which regresses x on y or theta",
             NoRepeatsWarning,
             stacklevel=stacklevel + 1,
         )
+    if moments.note:
+        warnings.warn(moments.note, NoRepeatsWarning, stacklevel=stacklevel + 1)
 
 
 def warn_unresolved(
@@ -223,7 +226,7 @@ def sample_resolution(moments: MomentSummary) -> float:
     standard error of √(2U / (n (n − U))), and the largest among p uncorrelated directions lies
     √(2p) standard errors above zero; three more are added for its own spread.
     """
-    n, units, p = moments.weight, moments.units, moments.mean_x.size
+    n, units, p = moments.weight, moments.means, moments.mean_x.size
     if moments.repeats == 0:
         return 0.0
     return float((np.sqrt(2 * p) + 3) * np.sqrt(2 * units / (n * moments.repeats)))

@@ -22,6 +22,7 @@ from .._runtime.jit import jit
 from ..losses._functions import (
     UnitErrors,
     squared_bias_of,
+    squared_bias_of_pairs,
     unit_errors,
     unit_mse,
     unit_squared_bias,
@@ -319,6 +320,87 @@ class DataBatches:
             "squared_bias": bias,
             "squared_bias_se": bias_se,
         }
+
+
+class PairBatches(DataBatches):
+    """Batches of pairs of a theta and its one measurement, which show the error and the bias.
+
+    The bias is what smooth functions of theta see of the errors. Pairs are drawn with replacement:
+    the mean of the U-statistic over batches is the plug-in over all of the data, which is never
+    negative and counts no more noise than their number has.
+
+    Args:
+        d: components of y.
+        rows: pairs in a batch.
+        mesh: the devices that estimate.
+    """
+
+    def __init__(self, d: int, rows: int, mesh: Mesh | None = None) -> None:
+        super().__init__(d, rows, 0, 1, mesh)
+        self.sizes = {"batch_units": rows}
+
+    def draw(self, key: Key, pool: Pool) -> tuple[Draw, Int[Array, ""]]:
+        """A batch of pairs, with the functions of theta in the place of theta."""
+        row = jr.randint(key, (self.rows,), 0, pool.rows)
+        unit = pool.unit[row]
+        assert pool.functions is not None
+        x = jax.tree.map(lambda leaf: leaf[row][:, None], pool.x)
+        return Draw({"functions": pool.functions[unit]}, pool.y[unit], x), jnp.asarray(0)
+
+    def evaluate(
+        self, loss: Loss, estimates: Array, draw: Draw, progress: Any, **control: Any
+    ) -> Array:
+        """The loss of a batch."""
+        assert isinstance(loss, BiasConstrained)
+        assert not control
+        errors = estimates[:, 0] - draw.y
+        return loss.of_pairs(errors, draw.theta["functions"], draw.y, progress)
+
+    def moments(self, estimates: Float[Array, "t 1 d"], draw: Draw) -> tuple[Array, Array]:
+        """Mean squared error of the pairs, and the unbiased squared bias that they show."""
+        errors = estimates[:, 0] - draw.y
+        bias2 = squared_bias_of_pairs(errors, draw.theta["functions"], "unbiased")
+        return (errors**2).sum(axis=-1).mean(), bias2.sum()
+
+    def judge(
+        self,
+        estimate: Callable[[Measurement], Array],
+        loss: Loss,
+        pool: Pool,
+    ) -> dict[str, Array]:
+        """Loss, MSE and unbiased squared bias on all of a pool, with standard errors over pairs."""
+        assert isinstance(loss, BiasConstrained)
+        assert pool.functions is not None
+        there = (jnp.arange(len(pool.unit)) < pool.rows)[:, None]
+        y = pool.y[pool.unit]
+        errors = jnp.where(there, estimate(pool.x[:, None])[:, 0] - y, 0.0)
+        # Sums over padding are zero: means are those over the rows that are there.
+        share = len(pool.unit) / pool.rows
+        functions = jnp.where(there, pool.functions[pool.unit], 0.0)
+        squares = (errors**2).sum(axis=-1)
+        mse = share * squares.mean()
+        spread = share * (jnp.where(there[:, 0], squares - mse, 0.0) ** 2).mean()
+        judged = dataclasses.replace(loss, penalty="unbiased")
+        bias2, bias_se = _bias_of_pairs(errors, functions, pool.rows)
+        return {
+            "loss": judged.of_pairs(errors, functions, y, jnp.asarray(1.0), pool.rows),
+            "mse": mse,
+            "mse_se": jnp.sqrt(spread / pool.rows),
+            "squared_bias": bias2,
+            "squared_bias_se": bias_se,
+        }
+
+
+def _bias_of_pairs(errors: Array, functions: Array, count: Array) -> tuple[Array, Array]:
+    """The U-statistic of the squared bias, summed over components, and its standard error."""
+    bias2 = squared_bias_of_pairs(errors, functions, "unbiased", count).sum()
+    seen = functions.T @ errors / count  # (q, d)
+    # Its projection on single pairs, and what two pairs show together where there is no bias.
+    first = ((functions @ seen) * errors).sum(axis=1)
+    first_variance = jnp.maximum((first**2).sum() / count - (seen**2).sum() ** 2, 0.0)
+    both = (functions[:, :, None] * errors[:, None, :]).reshape(len(errors), -1)
+    moment = both.T @ both / count
+    return bias2, jnp.sqrt(4 * first_variance / count + 2 * (moment**2).sum() / count**2)
 
 
 class BatchErrors(NamedTuple):

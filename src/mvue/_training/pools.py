@@ -1,8 +1,9 @@
 """Pools that steps draw from: parts of fixed data, or batches that are simulated ahead of them."""
 
+import abc
 import math
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from .._core.types import Key
 from .._data.repeats import Pool, Repeats, pool_of
 from .._data.shards import Shard
 from .._data.simulated import SimulatedData
+from .._data.theta_basis import ThetaBasis
 
 POOL_BYTES = 2**28  # of measurements on the device at a time
 HELD_OUT_ROWS = 2**16  # at most
@@ -89,14 +91,16 @@ class Prepared(NamedTuple):
     held_out: Repeats
     rows: int
     """Rows of all training data."""
-    shards: "ShardPools | None"
+    shards: "PartPools | None"
     """Where the data do not fit on the device."""
+    basis: ThetaBasis | None = None
+    """Functions of theta that show the bias, where nothing was measured twice."""
 
     def feed(self, step: int, steps: int) -> tuple[PyTree, int]:
         """The pool for a step, and where the next one begins."""
         if self.shards is None:
-            return padded_pool(self.training), steps
-        return self.shards.at(step)
+            return padded_pool(self.training, self.basis), steps
+        return self.shards.at(step, self.basis)
 
 
 def prepare(
@@ -105,16 +109,26 @@ def prepare(
     split: Split,
     batch_units: int,
     rng: np.random.Generator,
+    *,
+    pairs: int | None = None,
 ) -> Prepared:
-    """Hold out a part of the data, and see whether the rest fits on the device."""
+    """Hold out a part of the data, and see whether the rest fits on the device.
+
+    `batch_units` are units in a batch, and `pairs` those where each has one row.
+    """
     if not (isinstance(validation, Real) and 0 <= validation < 1):
         raise ValueError(f"validation must be a share from 0 to below 1, got {validation!r}")
     if split not in ("units", "rows"):
         raise ValueError(f"split must be 'units' or 'rows', got {split!r}")
+    single = data.repeats == 1 if isinstance(data, SimulatedData) else len(data.x) == len(data.y)
+    if single and pairs is not None:
+        batch_units = pairs
     if isinstance(data, SimulatedData) and _bytes_of(data) > POOL_BYTES:
         return _prepare_shards(data, validation, split, batch_units, rng)
     if isinstance(data, SimulatedData):
         data = repeats_of(data.load())
+    elif single and 4 * data.x.size > POOL_BYTES:
+        return _prepare_rows(data, validation, split, batch_units, rng)
     training, held_out = split_data(data.shuffled(rng), validation, split, rng)
     return Prepared(training, _at_most(held_out, HELD_OUT_ROWS, rng), len(training.x), None)
 
@@ -127,12 +141,7 @@ def split_data(
         return data, data
     if split == "units":
         units = len(data.y)
-        count = max(1, round(validation * units))
-        if count >= units:
-            raise ValueError(
-                f"a validation share of {validation:g} leaves none of {units} units to train on: "
-                "hold out less, or nothing"
-            )
+        count = held_out_count(units, validation)
         order = rng.permutation(units)
         return data.take_units(np.sort(order[count:])), data.take_units(np.sort(order[:count]))
     sizes = data.sizes
@@ -151,8 +160,43 @@ def split_data(
     return data.take_rows(np.flatnonzero(~out)), data.take_rows(np.flatnonzero(out))
 
 
-class ShardPools:
-    """Pools of random shards, each used for about one pass over its units.
+def held_out_count(units: int, validation: float) -> int:
+    """How many whole units are held out."""
+    count = max(1, round(validation * units)) if validation else 0
+    if count >= units:
+        raise ValueError(
+            f"a validation share of {validation:g} leaves none of {units} units to train on: "
+            "hold out less, or nothing"
+        )
+    return count
+
+
+class PartPools(abc.ABC):
+    """Pools of random parts of the data, each used for about one pass over its units.
+
+    Args:
+        rows: of a pool at most.
+        units: of a pool at most.
+        steps: for which one pool serves.
+        seed: decides the order.
+    """
+
+    def __init__(self, rows: int, units: int, steps: int, seed: int) -> None:
+        self.rows, self.units, self.steps, self.seed = rows, units, steps, seed
+
+    @abc.abstractmethod
+    def repeats(self, number: int) -> Repeats:
+        """The data of a pool, which depend on its number alone."""
+
+    def at(self, step: int, basis: ThetaBasis | None = None) -> tuple[Pool, int]:
+        """The pool for a step, and where the next one begins."""
+        number = step // self.steps
+        pool = pool_of(self.repeats(number), rows=self.rows, units=self.units, basis=basis)
+        return pool, (number + 1) * self.steps
+
+
+class ShardPools(PartPools):
+    """Pools of random shards.
 
     Args:
         data: the data set.
@@ -165,25 +209,70 @@ class ShardPools:
     def __init__(
         self, data: SimulatedData, shards: np.ndarray, count: int, steps: int, seed: int
     ) -> None:
-        self.data, self.shards, self.count, self.steps, self.seed = data, shards, count, steps, seed
-        units = len(data.shard(0).y)  # only the last one may be smaller
-        self.units, self.rows = units * count, units * count * data.repeats
-
-    def at(self, step: int) -> tuple[Pool, int]:
-        """The pool for a step, and where the next one begins."""
-        number = step // self.steps
-        pool = pool_of(self.repeats(number), rows=self.rows, units=self.units)
-        return pool, (number + 1) * self.steps
+        units = len(data.shard(0).y) * count  # only the last one may be smaller
+        super().__init__(units * data.repeats, units, steps, seed)
+        self.data, self.shards, self.count = data, shards, count
 
     def repeats(self, number: int) -> Repeats:
         """The data of a pool, which depend on its number alone."""
-        places = number * self.count + np.arange(self.count)
-        chosen = []
-        for place in places:
-            epoch, i = divmod(int(place), len(self.shards))
-            chosen.append(np.random.default_rng([self.seed, epoch]).permutation(self.shards)[i])
+        chosen = _of_epochs(self.shards, self.count, number, self.seed)
         whole = _joined([repeats_of(self.data.shard(int(i))) for i in chosen])
         return whole.shuffled(np.random.default_rng([self.seed, number]))
+
+
+class RowPools(PartPools):
+    """Pools of random rows of data without repeats, which may be mapped from a file.
+
+    Args:
+        data: the data.
+        units: which of its units to use.
+        count: units in a pool.
+        steps: for which one pool serves.
+        seed: decides the order.
+    """
+
+    def __init__(self, data: Repeats, units: np.ndarray, count: int, steps: int, seed: int) -> None:
+        super().__init__(count, count, steps, seed)
+        self.data, self.chosen = data, units
+
+    def repeats(self, number: int) -> Repeats:
+        """The data of a pool, which depend on its number alone."""
+        chosen = _of_epochs(self.chosen, self.units, number, self.seed)
+        return self.data.take_units(np.sort(chosen))
+
+
+def _of_epochs(parts: np.ndarray, count: int, number: int, seed: int) -> list[int]:
+    """So many parts for a pool: all of them in random order, then again in another one."""
+    epochs, places = np.divmod(number * count + np.arange(count), len(parts))
+    return [
+        int(part)
+        for epoch in np.unique(epochs)
+        for part in np.random.default_rng([seed, int(epoch)]).permutation(parts)[
+            places[epochs == epoch]
+        ]
+    ]
+
+
+def _prepare_rows(
+    data: Repeats,
+    validation: float,
+    split: Split,
+    batch_units: int,
+    rng: np.random.Generator,
+) -> Prepared:
+    if split == "rows":
+        raise ValueError("split='rows' needs several rows of a unit, got one of each: use 'units'")
+    units = len(data.y)
+    out = held_out_count(units, validation)
+    order = rng.permutation(units)
+    row_bytes = 4 * int(np.prod(data.x.shape[1:], dtype=int))
+    count = int(np.clip(POOL_BYTES // row_bytes, 1, units - out))
+    steps = max(1, -(-count // batch_units))
+    pools = RowPools(data, np.sort(order[out:]), count, steps, int(rng.integers(2**31)))
+    training = held_out = pools.repeats(0)
+    if out:
+        held_out = data.take_units(np.sort(order[:out][:HELD_OUT_ROWS]))
+    return Prepared(training, held_out, units - out, pools)
 
 
 def _prepare_shards(
@@ -219,7 +308,8 @@ def _prepare_shards(
 def _joined(parts: list[Repeats]) -> Repeats:
     starts = np.concatenate([[0], np.cumsum(np.concatenate([part.sizes for part in parts]))])
     x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    return Repeats(x, y, starts)
+    theta = [part.theta for part in parts if part.theta is not None]
+    return Repeats(x, y, starts, np.concatenate(theta) if theta else None)
 
 
 def repeats_of(shard: Shard) -> Repeats:
@@ -229,12 +319,25 @@ def repeats_of(shard: Shard) -> Repeats:
     some = sizes > 0
     x = np.asarray(shard.x)[present].astype(np.float32)
     y = np.asarray(shard.y)[some].astype(np.float32)
-    return Repeats(x, y, np.concatenate([[0], np.cumsum(sizes[some])]))
+    # With repeats nobody asks for it.
+    theta = _real_rows(shard.theta) if present.shape[1] == 1 else None
+    starts = np.concatenate([[0], np.cumsum(sizes[some])])
+    return Repeats(x, y, starts, None if theta is None else theta[some])
 
 
-def padded_pool(data: Repeats) -> Pool:
+def _real_rows(theta: Any) -> np.ndarray | None:
+    """The numbers in theta, (units, k), those of complex ones apart."""
+    parts: list[np.ndarray] = []
+    for leaf in map(np.asarray, jax.tree.leaves(theta)):
+        rows: Any = leaf.reshape(len(leaf), -1)
+        parts += [rows.real, rows.imag] if np.iscomplexobj(rows) else [rows]
+    return np.concatenate(parts, axis=1).astype(np.float64) if parts else None
+
+
+def padded_pool(data: Repeats, basis: ThetaBasis | None = None) -> Pool:
     """Data on the device, in a round number of rows and units."""
-    return pool_of(data, rows=rounded_up(len(data.x), 128), units=rounded_up(len(data.y), 32))
+    rows, units = rounded_up(len(data.x), 128), rounded_up(len(data.y), 32)
+    return pool_of(data, rows=rows, units=units, basis=basis)
 
 
 def rounded_up(count: int, least: int) -> int:

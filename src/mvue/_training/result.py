@@ -170,6 +170,7 @@ class Fit(Carrier):
             held_out += f", bias² {seen['squared_bias']:.2g} ± {seen['squared_bias_se']:.1g}"
         rows = [
             ("loss", s["loss"]),
+            *([("bias", s["bias"])] if "bias" in s else []),
             ("batch", s["batch"]),
             ("summaries", s["summaries"]),
             ("start", s["start"]),

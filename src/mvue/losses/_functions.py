@@ -220,6 +220,31 @@ def squared_bias_of(units: UnitErrors, penalty: Penalty) -> AnyArray:
     raise ValueError(f"penalty must be 'unbiased' or 'plug-in', got {penalty!r}")
 
 
+def squared_bias_of_pairs(
+    errors: AnyArray, functions: AnyArray, penalty: Penalty, count: AnyArray | None = None
+) -> AnyArray:
+    """Squared bias by component, (d,), of errors (n, d) that were each made at another theta.
+
+    It is what functions of theta see of the errors, Σₖ E[e bₖ]². Its U-statistic takes products
+    of two *different* errors, in which noise has mean zero; ``"plug-in"`` takes all of them, and
+    counts variance · q/n as bias.
+
+    Args:
+        errors: of n pairs.
+        functions: the values of q functions at their theta, uncorrelated and of mean square one
+            over all data, shape (n, q).
+        penalty: which of the two.
+        count: how many pairs there are, where the last rows are padding: of zeros.
+    """
+    xp = array_namespace(errors, functions)
+    n = errors.shape[0] if count is None else count
+    seen = xp.sum((functions.T @ errors / n) ** 2, axis=0)
+    if penalty == "plug-in":
+        return seen
+    own = xp.sum(xp.sum(functions**2, axis=1)[:, None] * errors**2, axis=0)
+    return (n * seen - own / n) / (n - 1)
+
+
 def check_bias_weight(bias_weight: Any, *, finite: bool = True) -> None:
     """Refuse a λ that is not a usable number; traced values pass."""
     if isinstance(bias_weight, str):

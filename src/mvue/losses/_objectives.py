@@ -21,6 +21,7 @@ from ._functions import (
     fisher_mse_loss,
     mean_over_units,
     relative_mse_loss,
+    squared_bias_of_pairs,
 )
 from ._loss import FunctionLoss, Loss
 
@@ -123,6 +124,19 @@ class BiasConstrained(Loss):
             return mean_over_units(rows.mse, rows.weights, rows.shares)
         lam = self.bias_weight_at(progress)
         return bias_constrained(rows, units, lam, self.penalty or "plug-in")
+
+    def of_pairs(
+        self, errors: Any, functions: Any, y: Any, progress: Any, count: Any = None
+    ) -> Any:
+        """The loss on fixed data without repeats; see `squared_bias_of_pairs`."""
+        weights = self.weights_at(y)
+        if weights is not None:
+            root = jnp.sqrt(weights)
+            errors = errors * (root if root.ndim == 2 else root[:, None])
+        mse = jnp.sum(errors**2) / (errors.shape[0] if count is None else count)
+        penalty = self.penalty or "unbiased"
+        bias2 = squared_bias_of_pairs(errors, functions, penalty, count).sum()
+        return mse + self.bias_weight_at(progress) * bias2
 
     def describe(self, repeats: int) -> str:
         """λ, the penalty, and what weights there are."""

@@ -12,8 +12,8 @@ except ImportError as error:
 from .._linear.path import LinearBCEPath as LinearBCEPath
 from . import _adapter as _adapter  # registers what may stand in model files
 from ._linear import LinearBCE as LinearBCE
-from ._linear import LinearBCECV as LinearBCECV
-from ._linear import linear_bce_path as linear_bce_path
+from ._linear_cv import LinearBCECV as LinearBCECV
+from ._linear_cv import linear_bce_path as linear_bce_path
 from ._measures import BiasDecomposition as BiasDecomposition
 from ._measures import SquaredBias as SquaredBias
 from ._measures import bias_decomposition as bias_decomposition

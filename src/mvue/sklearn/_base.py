@@ -1,5 +1,6 @@
 """The base of the linear estimators: checks of the data, and prediction."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from .._core.checks import refuse_masked
 from .._data.units import group_rows
 from .._linear.grouped_moments import MomentSummary
+from .._linear.regressed_moments import Pairs, pairs_of, units_of_theta, without_copies
 from .._serialise.registry import register
+from ..exceptions import NoRepeatsWarning
 
 UNUSUAL = 1e-100
 """Sums of squares below this, or above one over it, are of columns that are looked at."""
@@ -118,6 +121,35 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         estimates = np.ldexp(small, self._powers.y)
         return estimates[:, 0] if self._y_is_vector else estimates
 
+    def _validated_pairs(
+        self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, theta: Any
+    ) -> "tuple[Sample, Pairs | None]":
+        """A whole sample, and functions of theta where it has no repeats."""
+        sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
+        if sample.weights is not None and (sample.weights != 1).any():
+            if theta is not None:
+                raise ValueError(
+                    "theta is for rows without repeats that count alike, got sample_weight, too: "
+                    "give one of them"
+                )
+            return sample, None
+        if theta is not None:
+            theta = _theta_rows(theta, len(sample.y))
+            ids = units_of_theta(sample.y, sample.unit_ids, theta)
+            sample = sample._replace(unit_ids=ids)
+        kept = without_copies(sample.X, sample.y, sample.unit_ids)
+        if kept is not None:
+            warnings.warn(
+                f"{len(sample.X) - len(kept):,} of {len(sample.X):,} rows are copies of others, "
+                "with equal y and equal X, and no unit has two different rows: each is used once",
+                NoRepeatsWarning,
+                stacklevel=5,
+            )
+            ids = None if sample.unit_ids is None else sample.unit_ids[kept]
+            theta = None if theta is None else theta[kept]
+            sample = Sample(sample.X[kept], sample.y[kept], ids, None, np.ones(len(kept), bool))
+        return sample, pairs_of(sample.X, sample.y, sample.unit_ids, theta)
+
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, unit_ids: Any, *, reset: bool, least: int
     ) -> "Sample":
@@ -187,6 +219,22 @@ class Sample(NamedTuple):
             (place[train[self.present[train]]], place[test[self.present[test]]])
             for train, test in splitter.split(np.zeros((groups.size, 1)), groups, groups)
         ]
+
+
+def _theta_rows(theta: Any, rows: int) -> np.ndarray:
+    """The numbers of theta, (rows, k)."""
+    refuse_masked("theta", theta)
+    found = np.asarray(theta)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"theta must hold real numbers, got an array of {found.dtype}")
+    found = (found[:, None] if found.ndim == 1 else found).astype(np.float64)
+    if found.ndim != 2 or len(found) != rows or not np.isfinite(found).all():
+        raise ValueError(
+            f"theta must be finite and have the shape ({rows},) or ({rows}, k), one entry per row, "
+            f"got the shape {np.shape(theta)} and {np.sum(~np.isfinite(found))} entries that are "
+            "NaN or infinite"
+        )
+    return found
 
 
 def _column_names(y: Any) -> np.ndarray | None:

@@ -1,7 +1,6 @@
 """Linear bias constrained estimators as scikit-learn estimators."""
 
 import inspect
-import warnings
 from collections.abc import Iterable
 from functools import reduce
 from numbers import Integral, Real
@@ -9,28 +8,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import _fit_context
-from sklearn.model_selection import check_cv
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.simulated import SimulatedData
-from .._data.units import group_rows
 from .._linear.grouped_moments import GroupedMoments, MomentSummary
-from .._linear.path import (
-    LinearBCEPath,
-    Split,
-    deal_units,
-    default_bias_weights,
-    path_of_splits,
-    split_rows,
-)
-from .._linear.spectrum import LinearFit, fit_moments, warn_no_repeats, warn_unresolved
+from .._linear.spectrum import LinearFit, fit_moments
 from .._runtime.processes import failing_together, from_each, own_share
 from .._serialise.registry import register
-from ..exceptions import BiasToleranceWarning
 from ._base import LinearRegressor, Powers, Sample, has_usual_squares, same_powers
 
-DEFAULT_FOLDS = 5
 SHARED_CONSTRAINTS: dict[str, list[Any]] = {
     "fit_intercept": ["boolean"],
     "regularization": [Interval(Real, 0, None, closed="left")],
@@ -47,6 +34,12 @@ class LinearBCE(LinearRegressor):
     x, the coefficients are C (S − λ/(λ+1) W)⁻¹, about the means with an intercept. W has the
     divisor rows − units, so the correction is right for any number of repeats; it takes the noise
     to be the same for all units, or the number of repeats to be unrelated to it.
+
+    Where no unit was measured twice (fewer than a tenth of the rows share their y), `fit` takes W
+    from a regression: x less what smooth functions of `theta` predict of it from the other rows.
+    A `NoRepeatsWarning` says so where `theta` is not given. Pieces cannot be regressed: from
+    `partial_fit`, `fit_pieces` and `merge`, data without repeats give least squares, with a
+    warning.
 
     The fit is one pass over the data in float64, and predictions do not depend on the units of x.
     Directions of x that carry no signal that the sample can tell from zero are not given a bias
@@ -68,6 +61,7 @@ class LinearBCE(LinearRegressor):
         intercept_: a number or shape (d,).
         noise_shares_: the noise share of each uncorrelated direction of x, ascending.
         n_units_: number of units seen.
+        n_functions_: of theta, which noise was told by where no unit was measured twice; else 0.
         n_features_in_: p.
         feature_names_in_: names of the columns of X, where it has any.
         target_names_: names of the columns of y, where it has any.
@@ -78,6 +72,9 @@ class LinearBCE(LinearRegressor):
         **SHARED_CONSTRAINTS,
         "max_open_units": [None, Interval(Integral, 1, None, closed="left")],
     }
+
+    _regressed: MomentSummary | None = None
+    """Moments of data without repeats, regressed on functions of theta."""
 
     def __init__(
         self,
@@ -95,7 +92,14 @@ class LinearBCE(LinearRegressor):
         self.max_open_units = max_open_units
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        unit_ids: Any = None,
+        theta: Any = None,
+    ) -> Self:
         """Fit to data.
 
         Args:
@@ -106,9 +110,17 @@ class LinearBCE(LinearRegressor):
                 1.
             unit_ids: the unit of each row, shape (n,), integers or strings; by default rows with
                 exactly equal y are one unit.
+            theta: all that each row depends on, nuisance parameters included, shape (n,) or
+                (n, k); by default y. Rows of one unit share it.
         """
-        sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
+        sample, pairs = self._validated_pairs(X, y, sample_weight, unit_ids, theta)
         self._begin(sample)
+        self._regressed = None
+        if pairs is not None:
+            X, y = sample.X, sample.y
+            if self._powers is not None:
+                X, y = self._powers.scaled(X, y)
+            self._regressed = pairs.moments(X, y, slice(None))
         self._solve(stacklevel=5)
         return self
 
@@ -165,7 +177,7 @@ class LinearBCE(LinearRegressor):
         merged = reduce(_joined, from_each(share))
         if not hasattr(merged, "moments_"):
             raise ValueError("pieces must hold at least one piece of data, got none")
-        for name in _FITTED:
+        for name in FITTED:
             vars(self).pop(name, None)
         vars(self).update(vars(merged))
         self._solve(stacklevel=5)
@@ -194,10 +206,11 @@ class LinearBCE(LinearRegressor):
                 "that are too large or too small for the units of the other"
             )
         merged = LinearBCE(**self.get_params())
-        for name in _FITTED:
+        for name in FITTED:
             if hasattr(self, name):
                 setattr(merged, name, getattr(self, name))
         merged.moments_ = self.moments_.merge(other.moments_)
+        merged._regressed = None
         merged._fit_record = None
         return merged
 
@@ -211,6 +224,12 @@ class LinearBCE(LinearRegressor):
         """Number of units seen."""
         check_is_fitted(self)
         return self.moments_.summary().units
+
+    @property
+    def n_functions_(self) -> int:
+        """Functions of theta by which noise was told, or 0."""
+        check_is_fitted(self)
+        return 0 if self._regressed is None else self._regressed.functions
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
@@ -232,6 +251,7 @@ class LinearBCE(LinearRegressor):
             self._accumulate(GroupedMoments(self.max_open_units), sample)
 
     def _accumulate(self, moments: GroupedMoments, sample: Sample) -> None:
+        self._regressed = None
         X, y = sample.X, sample.y
         if self._powers is not None:
             X, y = self._powers.scaled(X, y)
@@ -251,11 +271,11 @@ class LinearBCE(LinearRegressor):
         if record is None or record[0] != asked:
             self._validate_params()
             solved = fit_moments(
-                self.moments_.summary(),
+                self.moments_.summary() if self._regressed is None else self._regressed,
                 float(self.bias_weight),
                 fit_intercept=self.fit_intercept,
                 ridge=self.regularization,
-                resolution=_resolution(self.resolution),
+                resolution=resolution_of(self.resolution),
                 spectrum=record[1].spectrum if record and record[0][1:] == asked[1:] else None,
                 stacklevel=stacklevel,
             )
@@ -263,173 +283,17 @@ class LinearBCE(LinearRegressor):
         return record[1]
 
 
-class LinearBCECV(LinearRegressor):
-    """`LinearBCE` with the bias weight chosen by cross-validation over whole units.
-
-    Args:
-        bias_weights: the values of λ to choose from; by default fifty from 0 to infinity.
-        rule: ``"lowest_mse"``, or ``"bias_tolerance"``: the lowest MSE among those whose root mean
-            squared bias is at most `bias_tolerance` standard deviations of the estimate.
-        bias_tolerance: for that rule.
-        cv: number of folds, at most as many as there are units; or a splitter of scikit-learn,
-            which gets the units as groups, or a list of pairs of rows to fit to and to hold out.
-            One that cuts units apart, such as KFold, does not show the bias at new parameters.
-        fit_intercept: as in `LinearBCE`.
-        regularization: as in `LinearBCE`.
-        resolution: as in `LinearBCE`.
-
-    Attributes:
-        bias_weight_: the λ that was chosen.
-        path_: a `LinearBCEPath` with all of them; of columns whose squares overflow or vanish, in
-            units of a power of two.
-        coef_: shape (p,) or (d, p).
-        intercept_: a number or shape (d,).
-        n_features_in_: p.
-        feature_names_in_: names of the columns of X, where it has any.
-        target_names_: names of the columns of y, where it has any.
-    """
-
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "bias_weights": [None, "array-like"],
-        "rule": [StrOptions({"lowest_mse", "bias_tolerance"})],
-        "bias_tolerance": [Interval(Real, 0, None, closed="left")],
-        "cv": ["cv_object"],
-        **SHARED_CONSTRAINTS,
-    }
-
-    def __init__(
-        self,
-        bias_weights: Any = None,
-        *,
-        rule: str = "lowest_mse",
-        bias_tolerance: float = 0.1,
-        cv: Any = DEFAULT_FOLDS,
-        fit_intercept: bool = True,
-        regularization: float = 0.0,
-        resolution: float | str = "auto",
-    ) -> None:
-        self.bias_weights = bias_weights
-        self.rule = rule
-        self.bias_tolerance = bias_tolerance
-        self.cv = cv
-        self.fit_intercept = fit_intercept
-        self.regularization = regularization
-        self.resolution = resolution
-
-    @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, unit_ids: Any = None) -> Self:
-        """Choose the bias weight and fit with it to all of the data.
-
-        Args:
-            X: as in `LinearBCE.fit`.
-            y: as in `LinearBCE.fit`.
-            sample_weight: as in `LinearBCE.fit`.
-            unit_ids: as in `LinearBCE.fit`.
-        """
-        sample = self._validated(X, y, sample_weight, unit_ids, reset=True, least=2)
-        self._powers = Powers.of(sample.X, sample.y)
-        if self._powers is not None:
-            x_scaled, y_scaled = self._powers.scaled(sample.X, sample.y)
-            sample = sample._replace(X=x_scaled, y=y_scaled)
-        bias_weights = _checked_bias_weights(self.bias_weights)
-        splits, moments = self._splits(sample)
-        self.path_ = path_of_splits(
-            splits,
-            moments,
-            bias_weights,
-            fit_intercept=self.fit_intercept,
-            ridge=self.regularization,
-            resolution=_resolution(self.resolution),
-        )
-        warn_no_repeats(moments, stacklevel=3)
-        chosen = self._choose(self.path_)
-        self.bias_weight_ = float(bias_weights[chosen])
-        warn_unresolved(moments, int(self.path_.altered[chosen]), self.bias_weight_, stacklevel=3)
-        self._chosen = chosen
-        return self
-
-    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.path_.coef[self._chosen], self.path_.intercept[self._chosen]
-
-    def _splits(self, sample: Sample) -> tuple[list[Split], MomentSummary]:
-        rows = group_rows(sample.y, sample.unit_ids)
-        if len(rows.y) < 2:
-            raise ValueError(
-                "cross-validation holds out whole units and needs at least 2, got 1: every row has "
-                "the same y or the same unit id"
-            )
-        if self.cv is None or isinstance(self.cv, Integral):
-            folds = min(int(self.cv or DEFAULT_FOLDS), len(rows.y))
-            return deal_units(sample.X, rows, sample.weights, folds)
-        return split_rows(
-            sample.X, sample.y, sample.unit_ids, sample.weights, sample.split(check_cv(self.cv))
-        )
-
-    def _choose(self, path: LinearBCEPath) -> int:
-        if self.rule == "lowest_mse":
-            return path.lowest_mse()
-        chosen = path.lowest_mse_within(self.bias_tolerance)
-        if chosen is None:
-            chosen = int(np.argmin(path.squared_bias))
-            warnings.warn(
-                f"no bias weight reaches a bias of {self.bias_tolerance:g} standard deviations: "
-                f"bias_weight={path.bias_weights[chosen]:g} with the smallest squared bias is used",
-                BiasToleranceWarning,
-                stacklevel=4,
-            )
-        return chosen
-
-
-_FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector", "_powers")
+FITTED = ("n_features_in_", "feature_names_in_", "target_names_", "_y_is_vector", "_powers")
 register(
     LinearBCE,
-    fields=(*inspect.signature(LinearBCE).parameters, *_FITTED, "moments_", "_fit_record"),
-)
-register(
-    LinearBCECV,
     fields=(
-        *inspect.signature(LinearBCECV).parameters,
-        *_FITTED,
-        "path_",
-        "bias_weight_",
-        "_chosen",
+        *inspect.signature(LinearBCE).parameters,
+        *FITTED,
+        "moments_",
+        "_regressed",
+        "_fit_record",
     ),
 )
-
-
-def linear_bce_path(
-    X: Any,
-    y: Any,
-    *,
-    bias_weights: Any = None,
-    unit_ids: Any = None,
-    sample_weight: Any = None,
-    cv: Any = DEFAULT_FOLDS,
-    fit_intercept: bool = True,
-    regularization: float = 0.0,
-    resolution: float | str = "auto",
-) -> LinearBCEPath:
-    """Linear estimators for many bias weights from one pass over the data.
-
-    Args:
-        X: as in `LinearBCE.fit`.
-        y: as in `LinearBCE.fit`.
-        bias_weights: as in `LinearBCECV`.
-        unit_ids: as in `LinearBCE.fit`.
-        sample_weight: as in `LinearBCE.fit`.
-        cv: as in `LinearBCECV`.
-        fit_intercept: as in `LinearBCE`.
-        regularization: as in `LinearBCE`.
-        resolution: as in `LinearBCE`.
-    """
-    model = LinearBCECV(
-        bias_weights,
-        cv=cv,
-        fit_intercept=fit_intercept,
-        regularization=regularization,
-        resolution=resolution,
-    )
-    return model.fit(X, y, sample_weight, unit_ids).path_
 
 
 def _joined(one: LinearBCE, other: LinearBCE) -> LinearBCE:
@@ -439,12 +303,5 @@ def _joined(one: LinearBCE, other: LinearBCE) -> LinearBCE:
     return one.merge(other) if hasattr(one, "moments_") else other
 
 
-def _resolution(value: float | str) -> float | None:
+def resolution_of(value: float | str) -> float | None:
     return None if isinstance(value, str) else float(value)
-
-
-def _checked_bias_weights(values: Any) -> np.ndarray:
-    weights = default_bias_weights() if values is None else np.asarray(values, np.float64)
-    if weights.ndim != 1 or not weights.size or not (weights >= 0).all():
-        raise ValueError(f"bias_weights must be a list of numbers of at least 0, got {values!r}")
-    return weights

@@ -199,7 +199,7 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.verbose = verbose
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, unit_ids: Any = None, theta: Any = None) -> Self:
         """Fit to data.
 
         Args:
@@ -208,6 +208,9 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 numbers.
             unit_ids: the unit of each row, shape (n,), integers or strings; by default rows with
                 exactly equal y are one unit.
+            theta: all that each row depends on, nuisance parameters included, shape (n,) or
+                (n, k); by default y. Where no unit was measured twice, the bias is looked for as a
+                smooth function of it.
         """
         before = getattr(self, "_units", None) if self.warm_start else None
         refuse_masked("X", X)
@@ -232,7 +235,8 @@ class BCERegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self._units = before or (Units.of(X), Units.of(y, common=True))
         x_units, y_units = self._units
         standard_y = y_units.standard(y)
-        data = Repeats.from_rows(x_units.standard(X), standard_y, unit_ids=unit_ids)
+        rows = x_units.standard(X)
+        data = Repeats.from_rows(rows, standard_y, theta=theta, unit_ids=unit_ids)
         weight = self._target_weight(y.shape[1])
         stops = self.early_stopping
         if stops == "auto":
