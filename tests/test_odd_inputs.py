@@ -1,5 +1,7 @@
 """Inputs that a second look found to be taken without a word, or refused without a reason."""
 
+from pathlib import Path
+
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,6 +12,7 @@ import pytest
 
 import mvue
 from helpers.plain import plain_fit
+from mvue._serialise.container import check_path
 
 
 def masked(shape):
@@ -174,3 +177,41 @@ def test_rows_and_units_may_be_chosen_by_a_mask_or_from_the_end():
     second = data.take_units(np.array([False, True]))
     np.testing.assert_array_equal(second.x.ravel(), [2.0, 3.0])
     np.testing.assert_array_equal(second.y.ravel(), [2.0])
+
+
+@pytest.mark.parametrize("path", ["", None, b"model.mvue", 3, Path()])
+def test_a_path_that_names_no_file_is_refused(path):
+    with pytest.raises((TypeError, ValueError), match="path must be the name of a file, got"):
+        check_path(path)
+    for use in (mvue.load, lambda path: mvue.save(mvue.wls(np.eye(2), 1.0), path)):
+        with pytest.raises((TypeError, ValueError), match="path"):
+            use(path)
+
+
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[s]", "U3", object])
+def test_what_is_no_number_is_refused_by_name(dtype):
+    estimator = mvue.wls(np.ones((3, 1)), 1.0)
+    for use in (estimator, estimator.predict, lambda x: mvue.average(estimator, x)):
+        with pytest.raises(TypeError, match="x must be numbers, got"):
+            use(np.zeros((2, 3), dtype))
+
+
+@pytest.mark.parametrize("points", [np.zeros(0), [], ()])
+def test_a_barankin_bound_needs_a_test_point(points):
+    problem = mvue.Problem(
+        dist.Uniform(0.0, 1.0), noisy, log_likelihood=lambda t, x: -jnp.sum((x - t) ** 2) / 2
+    )
+    with pytest.raises(ValueError, match="points must hold at least one value of theta, got none"):
+        mvue.barankin(problem, 0.5, points=points)
+
+
+def test_columns_of_very_different_sizes_have_the_estimates_of_equal_ones():
+    rng = np.random.default_rng(0)
+    y = np.repeat(rng.normal(size=(10, 2)), 4, axis=0)
+    X = (y + 0.1 * rng.normal(size=y.shape)) * [1e200, 1e-200]
+    small = mvue.sklearn.LinearBCE(1.0).fit(X, y).predict(X)
+    np.testing.assert_allclose(
+        small, mvue.sklearn.LinearBCE(1.0).fit(X / [1e200, 1e-200], y).predict(X / [1e200, 1e-200])
+    )
+    with pytest.raises(ValueError, match=r"columns of y must be of sizes .* 1e-200 in another"):
+        mvue.sklearn.LinearBCE(1.0).fit(X, np.sign(y) * [1e200, 1e-200], unit_ids=y[:, 0])

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mvue
+from helpers import models
+from mvue.exceptions import OutsideTrainingWarning
 
 
 def moments(x):
@@ -312,3 +314,65 @@ def assert_mse(errors, exact):
 
 def assert_mean(values, exact):
     assert abs(values.mean() - exact) < 4 * values.std() / np.sqrt(len(values))
+
+
+@pytest.fixture(scope="module")
+def tiny_fit():
+    return models.tiny_fit()
+
+
+class TestStrangeMeasurements:
+    """`average` tells what `predict` tells, of a `Fit` or a `Model`."""
+
+    def sets(self):
+        x = models.numbers(3, 8, 6)
+        x[1, 2], x[2, :3] = 1e6, 1e6
+        return x
+
+    def test_as_many_as_predict_tells(self, tiny_fit):
+        x = self.sets()
+        strange = int(tiny_fit.outside(x.reshape(-1, 6)).sum())
+        assert strange == 4
+        match = "4 of 24 measurements are far outside"
+        with pytest.warns(OutsideTrainingWarning, match=match):
+            tiny_fit.predict(x.reshape(-1, 6))
+        for call in (
+            lambda: mvue.average(tiny_fit, x, 1),
+            lambda: mvue.average(tiny_fit, x, 1, chunk_size=5),
+            lambda: mvue.average(tiny_fit, list(x)),
+            lambda: mvue.Average(tiny_fit).averaged(x),
+            lambda: mvue.Average(tiny_fit)(x),
+            lambda: mvue.Average(tiny_fit).predict(x),
+        ):
+            with pytest.warns(OutsideTrainingWarning, match=match):
+                call()
+
+    def test_masked_ones_are_not_looked_at_and_warnings_may_be_left_out(self, tiny_fit):
+        x = self.sets()
+        mask = x[..., 0] != 1e6
+        with pytest.warns(OutsideTrainingWarning, match="1 of 21"):
+            mvue.average(tiny_fit, x, 1, mask=mask | (np.arange(8) == 1))
+        mvue.average(tiny_fit, x, 1, mask=mask)
+        mvue.average(tiny_fit, x, 1, warn=False)
+        mvue.Average(tiny_fit).predict(x, warn=False)
+        mvue.average(tiny_fit.estimator, x, 1)  # a function knows of no training
+
+    def test_compiled_it_is_as_before(self, tiny_fit):
+        found = eqx.filter_jit(mvue.Average(tiny_fit))(self.sets())
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [
+        (np.ones(3), r"measurements of shape \(3,\) along axis 0, got some of shape \(\)"),
+        (np.ones((2, 4)), r"of shape \(3,\) along axis 0, got some of shape \(4,\)"),
+        ([1.0, 2.0, 3.0], "a list with numbers in entry 0: give np.asarray"),
+        ([np.ones((2, 3)), [1.0, 2.0, 3.0]], "a list with numbers in entry 1: give np.asarray"),
+        ([np.ones(3), np.ones(3)], r"of shape \(3,\) along axis 0, got some of shape \(\)"),
+        (np.ones((2, 3), "m8[s]"), r"x must be numbers, got timedelta64\[s\]"),
+    ],
+)
+def test_one_measurement_or_a_list_of_numbers_is_refused(x, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        mvue.average(mvue.wls(np.ones((3, 1)), 1.0), x)

@@ -6,6 +6,7 @@ import functools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -900,3 +901,66 @@ def test_objects_with_sample_are_priors():
     data = mvue.simulate(lambda theta, rng: rng.normal(size=theta)[:1], Dice(), units=300).load()
     assert data.theta.dtype == np.int64
     assert set(np.unique(data.y)) == set(range(1, 7))
+
+
+def filled(folder):
+    return mvue.simulate(measure, prior, target=level, units=20, repeats=2, folder=folder)
+
+
+def test_a_shard_that_the_disk_has_changed_is_not_read(tmp_path):
+    """Its size and its time are those of before: the checksum tells."""
+    expected = filled(tmp_path).load()
+    file = tmp_path / "00000" / "x.npy"
+    status, data = file.stat(), bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    opened = mvue.SimulatedData.open(tmp_path)
+    for _ in range(2):
+        with pytest.raises(mvue.exceptions.SimulatedDataError, match="do not match its checksum"):
+            opened.load()
+    with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"Delete the folder .*00000"):
+        next(opened.pieces())
+    shutil.rmtree(tmp_path / "00000")
+    again = filled(tmp_path).load()
+    assert all(np.array_equal(a, b) for a, b in zip(again[:3], expected[:3], strict=True))
+
+
+def test_folders_without_checksums_are_read(tmp_path):
+    expected = filled(tmp_path).load()
+    file = tmp_path / "00000" / "shard.json"
+    sidecar = json.loads(file.read_text())
+    for entry in sidecar["files"].values():
+        del entry["crc32"]
+    file.write_text(json.dumps(sidecar))
+    found = mvue.SimulatedData.open(tmp_path).load()
+    assert np.array_equal(found.x, expected.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("units", "many"),
+        ("units", True),
+        ("shard_units", 0),
+        ("repeats", None),
+        ("names", 3),
+        ("x_shape", "a"),
+        ("x_dtype", "zz"),
+        ("x_dtype", "O"),
+        ("theta", 5),
+        ("theta", [3]),
+    ],
+)
+def test_a_manifest_that_cannot_be_meant_is_that_of_a_damaged_folder(tmp_path, name, value):
+    filled(tmp_path)
+    file = tmp_path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps(manifest | {name: value}))
+    for use in (mvue.SimulatedData.open, filled):
+        with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"manifest.json cannot be"):
+            use(tmp_path)
+    del manifest[name]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(mvue.exceptions.SimulatedDataError, match=r"manifest.json cannot be"):
+        mvue.SimulatedData.open(tmp_path)

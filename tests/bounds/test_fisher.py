@@ -648,3 +648,26 @@ def bias_again(one, repeats):
         ],
         axis=1,
     )
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 0.1, 10.0, -1.0, 1.0])
+@pytest.mark.parametrize("noise", ["normal", "laplace"])
+def test_a_log_likelihood_that_is_off_by_a_factor_is_named(noise, factor):
+    """Its score has mean zero all the same, and its bound is off by the square of the factor."""
+    draw, of_noise = {
+        "normal": (jr.normal, dist.Normal(0.0, 1.0)),
+        "laplace": (jr.laplace, dist.Laplace(0.0, 1.0)),
+    }[noise]
+    problem = mvue.Problem(
+        dist.Uniform(0.5, 1.0),
+        lambda key, t: t + draw(key, (3,)),
+        log_likelihood=lambda t, x: factor * of_noise.log_prob(x - t).sum(),
+    )
+    if factor == 1.0:
+        assert mvue.crb(problem, 0.7, method="monte carlo").matrix[0, 0] == pytest.approx(
+            1 / 3, 0.1
+        )
+        return
+    with pytest.raises(mvue.exceptions.IrregularModelError, match="multiplied by a factor") as told:
+        mvue.crb(problem, 0.7)
+    assert "support" not in str(told.value)

@@ -427,3 +427,29 @@ def test_what_is_read_is_not_written_over(model, tmp_path):
 def test_digits_with_underscores_are_no_numbers(model, tmp_path, rows):
     (tmp_path / "x.csv").write_text(rows)
     assert "got '1_0'" in run("predict", model, tmp_path / "x.csv", code=1).output
+
+
+def test_files_that_were_appended_to_each_other_are_refused(tmp_path):
+    """The rows of all but one would be lost without a word."""
+    one, other = (np.arange(6.0).reshape(rows, 2) for rows in (3, 3))
+    with (tmp_path / "x.npy").open("wb") as stream:
+        np.save(stream, one)
+        np.save(stream, other)
+    with pytest.raises(ValueError, match="must hold one array, got 176 bytes after that of shape"):
+        list(read_pieces(tmp_path / "x.npy"))
+    with writing(tmp_path / "x.parquet", ["a", "b"]) as table:
+        table.write(one)
+    alone = (tmp_path / "x.parquet").read_bytes()
+    (found,) = read_pieces(tmp_path / "x.parquet")
+    np.testing.assert_array_equal(found.values, one)
+    (tmp_path / "x.parquet").write_bytes(2 * alone)
+    with pytest.raises(ValueError, match="must be one Parquet file, got several that were joined"):
+        list(read_pieces(tmp_path / "x.parquet"))
+    (tmp_path / "x.parquet").write_bytes(alone[:4] + alone)
+    with pytest.raises(ValueError, match=r"not a sound Parquet file|several that were joined"):
+        list(read_pieces(tmp_path / "x.parquet"))
+    with writing(tmp_path / "x.csv", ["a", "b"]) as table:
+        table.write(one)
+    (tmp_path / "x.csv").write_text(2 * (tmp_path / "x.csv").read_text())
+    with pytest.raises(ValueError, match="must have numbers only, got 'a' in column 1 of line 5"):
+        list(read_pieces(tmp_path / "x.csv"))

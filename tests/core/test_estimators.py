@@ -256,6 +256,7 @@ def test_what_cannot_be_estimated_from_is_told():
     with pytest.warns(NonFiniteWarning, match="1 of 4 measurements are not finite"):
         mvue.wls(np.ones((6, 1)), 1.0).predict(x)
     fails = mvue.Average(models.tiny_fit(), nonfinite="skip")
+    x[[0, 1, 3]] = models.numbers(3, 6)
     with pytest.warns(NonFiniteWarning, match="1 estimates were not finite"):
         fails.predict(x[None])
 

@@ -101,3 +101,22 @@ def test_ranges_without_spread_and_ties_judge_as_before(seed):
     old = InputRange(True, unit, Scale(np.zeros(2), np.ones(2)), np.array([5.0, 3.0, 3.0]))
     assert old.scores(rng.normal(size=(4, *TEN))).shape == (4, 3)
     assert not old.outside(np.full((1, *TEN), 0.5)).any()
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.01, 0.02, 0.05])
+def test_a_positive_series_that_nearly_stands_still_is_outside(seed, spread):
+    rng = np.random.default_rng(seed)
+    draws = times(rng, 2**14, 0.2, 10.0)[..., 0]
+    known = InputRange.of_draws([draws], is_set=False, one_unit=True)
+    sizes = np.geomspace(0.1, 5.0, 200)[:, None]
+    assert known.outside(sizes * (1 + spread * rng.normal(size=(200, 10)))).all()
+    assert known.outside(times(rng, 50_000)[..., 0]).mean() < FALSE_ALARMS
+
+
+def test_columns_with_units_of_their_own_are_not_compared(seed):
+    """The range of rows of a table goes with them into other units."""
+    rng = np.random.default_rng(seed)
+    known = InputRange.of_draws([rng.normal(size=(4000, 3))], is_set=False)
+    x, shift, scale = rng.normal(size=(2000, 3)), np.array([1e3, 0.0, -2.0]), np.array([1, 9, 0.1])
+    moved = known.in_units(shift, scale)
+    np.testing.assert_array_equal(moved.outside(x * scale + shift), known.outside(x))

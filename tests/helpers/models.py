@@ -136,7 +136,7 @@ def _default():
     return Saved(Corrected(statistics, plug_in, baseline, inner, network), numbers(20, 5, 2))
 
 
-def _plug_in(size, widths):
+def plug_in_for(size, widths):
     one = lambda *shape: jr.normal(jr.key(sum(shape)), shape)  # noqa: E731
     table = jnp.stack([jnp.linspace(0.0, width, 5) for width in widths])
     return PlugIn(
@@ -157,7 +157,7 @@ def scored(kind, shape, *, is_complex=False):
     x = x + 1j * jnp.asarray(numbers(16, *shape, seed=6)) if is_complex else x
     statistics = statistics_for([x], kind=kind)
     size = jax.eval_shape(statistics.inputs, [x[0]]).shape[0]
-    plug_in = _plug_in(size, (200.0, 9.0))
+    plug_in = plug_in_for(size, (200.0, 9.0))
     settings = mvue.Recipe.Network(stages=2, rank=5, width=6, first_width=7, hidden_state=2)
     network = scored_network(statistics, plug_in, (0.01, 0.2, 0.1), settings, key=jr.key(0))
     tables = plug_in.scale, plug_in.table

@@ -215,6 +215,8 @@ def _values():
         **{"half precision": X.astype(np.float16), "tiny": X * 1e-300, "huge": X * 1e300},
         **{"subnormal": X * 1e-320, "other bytes": X.astype(">f8"), "a JAX array": jnp.asarray(X)},
         **{"masked": np.ma.masked_array(X, X > 1), "dates": np.zeros((40, 3), "datetime64[s]")},
+        **{"spans of time": np.zeros((40, 3), "timedelta64[s]"), "bytes": b"model", "no text": ""},
+        **{"far apart": X * [1e200, 1.0, 1e-200], "equal columns": X[:, :1] * np.ones(3)},
     }
 
 
@@ -230,6 +232,11 @@ def _uses(folder):
     problem = mvue.Problem(
         dist.Uniform(0.0, 1.0).expand((2,)), lambda key, t: jnp.append(t, t[0]) + jr.normal(key)
     )
+    draw = problem.draw(jr.key(0), 20, 2)
+    likely = mvue.Problem.from_likelihood(
+        prior=dist.Uniform(jnp.zeros(2), jnp.ones(2)).to_event(1),
+        likelihood=lambda t: dist.Normal(t, 1.0).to_event(1),
+    )
     quick = {"hidden": (2,), "steps": 1, "random_state": 0}
     simulate = {"units": 3, "repeats": 2}
     return {
@@ -243,6 +250,19 @@ def _uses(folder):
         "linear_bce(H=…)": lambda v: mvue.linear_bce(v, 1.0, 1.0, 10.0).weight,
         "linear_bce(noise_cov=…)": lambda v: mvue.linear_bce(H, v, 1.0, 10.0).weight,
         "linear_bce(prior_cov=…)": lambda v: mvue.linear_bce(H, 1.0, v, 10.0).weight,
+        "linear_bce(H=…) of large λ": lambda v: mvue.linear_bce(v, 1.0, 1.0, 1e20).weight,
+        "wls(H=…)": lambda v: mvue.wls(v, 1.0).weight,
+        "LinearEstimator.predict(…)": lambda v: estimator.predict(v, warn=False),
+        "average(…)": lambda v: mvue.average(estimator, v).estimate,
+        "refit_last_layer(weight=…)": lambda v: (
+            mvue.refit_last_layer(
+                None, draw, 1.0, weight=lambda y: jnp.asarray(v), features=jnp.ravel
+            ).weight
+        ),
+        "emmse_loss(weights=…)": lambda v: mvue.losses.emmse_loss(
+            np.ones((40, 2, 3)), np.zeros((40, 3)), weights=v
+        ),
+        "barankin(points=…)": lambda v: mvue.barankin(likely, np.full(2, 0.5), points=v).matrix,
         "linear_bce(bias_weight=…)": lambda v: mvue.linear_bce(H, 1.0, 1.0, v).weight,
         # What single precision cannot hold is NaN, as the documentation says.
         "Model.predict(…)": lambda v: model.predict(v, warn=False)[_is_single(v)],

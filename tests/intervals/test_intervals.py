@@ -1,5 +1,6 @@
 """Intervals: they cover at every value, are as short as exact ones, and say what they cannot."""
 
+import dataclasses
 import itertools
 
 import equinox as eqx
@@ -256,3 +257,26 @@ def test_a_fit_makes_them_once_and_files_keep_them(tmp_path):
     mvue.save(fit, tmp_path / "fit.mvue")
     again = mvue.load(tmp_path / "fit.mvue").interval(x, level=0.8)
     np.testing.assert_allclose(again.upper, found.upper, rtol=1e-4)
+
+
+def test_files_do_not_keep_the_intervals_of_another_estimator(tmp_path, line):
+    """They know what they were made for: names, the shape of a measurement, and the weights."""
+    made = lambda estimator, problem: mvue.interval(  # noqa: E731
+        estimator, problem, key=jr.key(0), simulations=SIMULATIONS
+    )
+    ours, other = mvue.wls(np.eye(2), 0.25), mvue.lmmse(np.eye(2), 0.25, 1.0)
+    path = tmp_path / "line.mvue"
+    nameless = dataclasses.replace(line, names=None)
+    wide = mvue.Problem(line.prior, lambda key, t: jnp.tile(line.simulate(key, t), 2))
+    for intervals, problem, match in (
+        (made(other, line), line, "got those of one with other weights"),
+        (made(ours, dataclasses.replace(line, names=("a", "b"))), line, "got those of a, b"),
+        (made(lambda x: x[:2], wide), line, r"got those of measurements of shape \(4,\)"),
+    ):
+        with pytest.raises(ValueError, match=f"intervals must be of this estimator.*{match}"):
+            mvue.save(ours, path, problem=problem, intervals=intervals)
+        assert not path.exists()
+    mvue.save(ours, path, problem=line, intervals=made(ours, nameless))
+    mvue.save(mvue.load(path), path, intervals=made(mvue.load(path), line))
+    with pytest.raises(ValueError, match="other weights"):
+        mvue.save(mvue.load(path), path, intervals=made(other, line))

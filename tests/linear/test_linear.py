@@ -305,3 +305,52 @@ def test_weights_that_do_not_count():
     moments.add(rng.normal(size=(15, 2)), y, weights=np.full(15, 0.1))
     with pytest.raises(ValueError, match=r"must count rows.*got a sum of 1\.5"):
         fit_moments(moments.summary(), 1.0)
+
+
+@pytest.mark.parametrize("bias_weight", [1e3, 1e10, 1e14, 1e20, 1e300])
+@pytest.mark.parametrize("shape", [(3, 2), (6, 4), (2, 5)])
+def test_without_full_rank_a_large_bias_weight_comes_near_the_smallest_solution(
+    seed, shape, bias_weight
+):
+    """In units of the prior; what rounding leaves of H in other directions is no signal."""
+    rng = np.random.default_rng(seed)
+    m, d = shape
+    H = rng.normal(size=(m, 2))[:, :1] @ rng.normal(size=(1, d)) if m > d else normal(rng, m, d)
+    H = H * np.geomspace(1e-6, 1e3, d)  # columns of very different sizes
+    noise, prior = covariance(rng, m), covariance(rng, d)
+    root, white = np.linalg.cholesky(prior), np.linalg.inv(np.linalg.cholesky(noise))
+    left, values, right = np.linalg.svd(white @ H @ root, full_matrices=False)
+    rank = 1 if m > d else m
+    gains = values[:rank] / (values[:rank] ** 2 + 1 / (1 + bias_weight))
+    expected = root @ right[:rank].T @ (gains[:, None] * left[:, :rank].T) @ white
+    found = mvue.linear_bce(H, noise, prior, bias_weight).weight
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 * np.abs(expected).max())
+
+
+def test_a_small_column_is_no_lack_of_rank():
+    H = np.array([[1.0, 1e-20], [1.0, -1e-20]])
+    found = mvue.linear_bce(H, 1.0, 1.0, 1e300).weight
+    np.testing.assert_allclose(found, np.linalg.inv(H), rtol=1e-12)
+
+
+def test_any_variance_of_the_noise_will_do_for_wls_and_what_overflows_is_refused():
+    np.testing.assert_allclose(mvue.wls(np.ones((3, 1)), 1e-320).weight, 1 / 3, rtol=1e-12)
+    for H, noise in ((1e200, 1e-320), (1e-320, 1.0)):
+        with pytest.raises(ValueError, match="H, noise_cov and prior_cov must be of sizes that"):
+            mvue.wls(np.full((3, 1), H), noise)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_predict_keeps_the_digits_of_numpy(is_complex):
+    H = normal(np.random.default_rng(0), 4, 2, is_complex=is_complex)
+    for estimator in (mvue.wls(H, 1.0), mvue.lmmse(H, 1.0, 1e9), mvue.linear_bce(H, 1.0, 1.0, 9.0)):
+        x = 1.7e9 + np.arange(12.0).reshape(3, 4)  # seconds of these years
+        found = estimator.predict(x)
+        np.testing.assert_array_equal(found, estimator(x))
+        np.testing.assert_allclose(found, x @ estimator.weight.T, rtol=1e-14)
+    assert mvue.wls(np.ones((1, 1)), 1.0).predict([[16777217]]) == 16777217
+    single = mvue.wls(H, 1.0).predict(np.ones((3, 4), np.float32))
+    assert single.shape == (3, 2)
+    if not is_complex:
+        with pytest.raises(TypeError, match="x must be numbers of the kind float64, got complex"):
+            mvue.wls(H, 1.0).predict(np.ones((3, 4)) * 1j)

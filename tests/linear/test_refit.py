@@ -127,6 +127,8 @@ def test_fixed_data_and_own_features(line, key):
         ({"units": 1}, "units must be a whole number of at least 2"),
         ({"repeats": 1}, "repeats must be a whole number of at least 2"),
         ({"weight": lambda y: y}, r"weight\(y\) must be a scalar"),
+        ({"weight": lambda y: 0.0}, "weights positive in some units, got none in all 100"),
+        ({"weight": lambda y: jnp.where(y[0] > 9e9, 1.0, 0.0)}, "weights positive in some units"),
     ],
 )
 def test_bad_input_is_refused(line, arguments, message):

@@ -1,5 +1,6 @@
 """Losses against direct formulas, in three array libraries."""
 
+import functools
 import itertools
 
 import equinox as eqx
@@ -286,3 +287,14 @@ def test_what_is_no_loss_is_refused(wrong):
     problem, _ = batch()
     with pytest.raises(TypeError, match="loss"):
         mvue.fit(problem, loss=wrong, key=jr.key(0))
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"), [(np.zeros(3), "all are 0"), (-np.ones(3), "-1"), ([1, 1, np.nan], "nan")]
+)
+def test_weights_that_cannot_be_meant_are_refused(weights, match):
+    estimates, y = np.ones((3, 2, 1)), np.zeros((3, 1))
+    for loss in (mvue.losses.emmse_loss, functools.partial(mvue.losses.bce_loss, bias_weight=1.0)):
+        with pytest.raises(ValueError, match=f"weights must be finite and positive, .*{match}"):
+            loss(estimates, y, weights=np.asarray(weights))
+        assert loss(estimates, y, weights=np.array([0.0, 0.0, 3.0])) > 0

@@ -390,3 +390,13 @@ def test_decisions_that_are_damaged_are_made_again(whole_default, interrupted):
     with pytest.warns(UserWarning, match="is damaged: what it held is decided again"):
         resumed = default_fit(interrupted)
     assert all(map(np.array_equal, weights(whole_default[0]), weights(resumed)))
+
+
+def test_a_folder_of_simulations_is_no_folder_of_checkpoints(tmp_path):
+    mvue.simulate(
+        lambda t, rng: t + rng.normal(), lambda rng: rng.normal(), units=3, folder=tmp_path
+    )
+    there = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(mvue.exceptions.CheckpointError, match="which holds simulated data: choose"):
+        Checkpoints(tmp_path, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == there

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.checks import as_numbers, check_count, describe_shapes
+from .._core.checks import all_as_numbers, check_count, describe_shapes
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Measurement
@@ -18,6 +18,7 @@ from .._runtime.progress import Progress, progress_for
 from ..exceptions import NonFiniteWarning
 from .learned import learn_weights
 from .running import NonFinite, RunningAverage
+from .sets import Sets, checked_mask, leading_shape
 
 CHUNK_NUMBERS = 2**20  # of measurements that are estimated from at a time
 LEAST_NUMBERS = 64  # counted for one measurement, as a network holds more than its input
@@ -49,6 +50,8 @@ class Average(Predictor, eqx.Module):
     chunk_size: int | None = eqx.field(static=True)
     set_spec: MeasurementSpec | None = eqx.field(static=True)
     """What one set looks like, where that is known."""
+    carrier: Carrier | None = eqx.field(static=True)
+    """What knows which measurements the estimator is made for."""
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Average(Predictor, eqx.Module):
         self.chunk_size = chunk_size
         one = spec_of(estimator)
         self.set_spec = None if one is None else one.set_of()
+        self.carrier = estimator if isinstance(estimator, Carrier) else None
 
     @classmethod
     def learned(
@@ -104,7 +108,8 @@ class Average(Predictor, eqx.Module):
 
     def __call__(self, x: Measurement, *, weights: Any = None, mask: Any = None) -> Array:
         """The averaged estimate, (d,), or those of several sets, (n, d); see `averaged`."""
-        return jnp.asarray(self.averaged(x, weights=weights, mask=mask).estimate)
+        found = self._averaged(x, weights, mask, warn=True, stacklevel=6)
+        return jnp.asarray(found.estimate)
 
     def predict(
         self, x: Measurement, *, warn: bool = True, weights: Any = None, mask: Any = None
@@ -113,13 +118,14 @@ class Average(Predictor, eqx.Module):
 
         Args:
             x: the sets, with a leading axis, or a list of sets.
-            warn: tell how many estimates were left out, with ``nonfinite="skip"``.
+            warn: look for measurements that the estimator is not made for, and tell how many
+                estimates were left out, with ``nonfinite="skip"``.
             weights: as in `averaged`.
             mask: as in `averaged`.
         """
         if self.set_spec is not None and not isinstance(x, list):
             x = self.set_spec.batch(x)
-        found = self.averaged(x, weights=weights, mask=mask)
+        found = self._averaged(x, weights, mask, warn=warn, stacklevel=7)
         skipped = int(np.sum(found.skipped))
         if skipped and warn:
             warnings.warn(
@@ -147,11 +153,16 @@ class Average(Predictor, eqx.Module):
                 sets, with an axis more in front.
             mask: True for the measurements that are there, (M,). The others may be anything.
         """
+        return self._averaged(x, weights, mask, warn=True, stacklevel=7)
+
+    def _averaged(
+        self, x: Measurement, weights: Any, mask: Any, *, warn: bool, stacklevel: int
+    ) -> RunningAverage:
         axis = 0
         if self.set_spec is not None and not isinstance(x, list):
             x = self.set_spec.arrays(x)
             axis = int(self.set_spec.is_batch(x))
-        return average(
+        return _average(
             self.estimator,
             x,
             axis,
@@ -159,6 +170,8 @@ class Average(Predictor, eqx.Module):
             mask=mask,
             nonfinite=self.nonfinite,
             chunk_size=self.chunk_size,
+            carrier=self.carrier if warn else None,
+            stacklevel=stacklevel,
         )
 
     def _weights(self, given: Any) -> Any:
@@ -178,6 +191,7 @@ def average(
     mask: Any = None,
     nonfinite: NonFinite = "error",
     chunk_size: int | None = None,
+    warn: bool = True,
     progress: bool | None = None,
 ) -> RunningAverage:
     """Average an estimator over the measurements of one parameter, or of many parameters.
@@ -199,8 +213,39 @@ def average(
         nonfinite: what to do about an estimate that is not finite and not masked: "error", or
             "skip" to leave it out and count it.
         chunk_size: how many measurements to estimate from at a time; chosen by default.
+        warn: look for measurements that a `Fit` or a `Model` is not made for, as its `predict`
+            does; compiled functions do not.
         progress: as in `fit`. Compiled functions show none.
     """
+    return _average(
+        estimator,
+        x,
+        axis,
+        weights=weights,
+        mask=mask,
+        nonfinite=nonfinite,
+        chunk_size=chunk_size,
+        progress=progress,
+        carrier=estimator if warn and isinstance(estimator, Carrier) else None,
+        stacklevel=4,
+    )
+
+
+def _average(
+    estimator: Estimator | Carrier,
+    x: Any,
+    axis: int,
+    *,
+    weights: Any,
+    mask: Any,
+    nonfinite: NonFinite,
+    chunk_size: int | None,
+    progress: bool | None = None,
+    carrier: Carrier | None,
+    stacklevel: int,
+) -> RunningAverage:
+    """Average an estimator; its carrier, if there is one, tells measurements it is not for."""
+    spec = spec_of(estimator)
     estimator = as_estimator(estimator)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
@@ -209,74 +254,51 @@ def average(
     if isinstance(x, list):
         if axis != 0:
             raise ValueError(f"axis must be 0 for a list of sets, got {axis}")
-        sets = _Sets(x, weights, mask)
-        values, weighed = _evaluate(
-            estimator, function, sets.rows, sets.there, chunk_size, progress
-        )
+        sets = Sets(x, weights, mask)
+        rows, there = sets.rows, sets.there
+        _check_rows(spec, rows, axis)
+        values, weighed = _evaluate(estimator, function, rows, there, chunk_size, progress)
         found = sets.averaged(values, weighed, nonfinite)
     else:
-        lead = _leading_shape(x, axis)
+        lead = leading_shape(x, axis)
         if 0 in lead:
             raise ValueError(f"x must hold at least one measurement, got axes of sizes {lead}")
-        there = None if mask is None else _checked_mask("mask", mask, lead)
-        values, weighed = _evaluate(
-            estimator,
-            function,
-            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axis + 1 :]), _as_arrays(x)),
-            None if there is None else there.reshape(-1),
-            chunk_size,
-            progress,
-        )
+        present = None if mask is None else checked_mask("mask", mask, lead)
+        there = None if present is None else present.reshape(-1)
+        x = all_as_numbers("x", x)
+        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axis + 1 :]), x)
+        _check_rows(spec, rows, axis)
+        values, weighed = _evaluate(estimator, function, rows, there, chunk_size, progress)
         if weighed is not None:
             weights = weighed.reshape(*lead, *weighed.shape[1:])
-        values = values.reshape(*lead, -1)
-        found = RunningAverage.of(values, weights, there, nonfinite=nonfinite)
+        by_set = values.reshape(*lead, -1)
+        found = RunningAverage.of(by_set, weights, present, nonfinite=nonfinite)
     if not is_traced(found):
         _check_any_left(found)
+        if carrier is not None:
+            seen = np.isfinite(values).all(axis=1)  # the others are counted already
+            rows = jax.tree.map(np.asarray, rows)
+            seen = seen if there is None else seen & np.asarray(there)
+            strange = carrier.outside(jax.tree.map(lambda leaf: leaf[seen], rows))
+            carrier._warn_of(int(strange.sum()), len(strange), stacklevel=stacklevel)
     return found
 
 
-class _Sets:
-    """Sets of different sizes: estimated from together, averaged one by one."""
-
-    def __init__(self, sets: list[Any], weights: Any, mask: Any) -> None:
-        if not sets:
-            raise ValueError("x must hold at least one set, got an empty list")
-        if is_traced(sets, mask):
-            raise TypeError(
-                "a list of sets cannot be averaged inside of a compiled function: pad the sets to "
-                "one size and give a mask"
-            )
-        for name, given in (("weights", weights), ("mask", mask)):
-            if given is not None and not callable(given) and len(given) != len(sets):
-                raise ValueError(
-                    f"{name} must have one entry for each of the {len(sets)} sets of x, got "
-                    f"{len(given)}"
-                )
-        sets = [_as_arrays(one) for one in sets]
-        self.sizes = [_leading_shape(one, 0)[0] for one in sets]
-        if 0 in self.sizes:
-            empty = self.sizes.index(0)
-            raise ValueError(f"x must hold no empty set, got one at {empty}: leave it out")
-        self.weights = None if callable(weights) else weights
-        self.rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *sets)
-        self.there = None
-        if mask is not None:
-            pairs = enumerate(zip(mask, self.sizes, strict=True))
-            parts = [_checked_mask(f"mask[{i}]", one, (size,)) for i, (one, size) in pairs]
-            self.there = np.concatenate(parts)
-
-    def averaged(self, values: Any, weighed: Any, nonfinite: NonFinite) -> RunningAverage:
-        """One average for each set, side by side."""
-        results, begin = [], 0
-        for i, size in enumerate(self.sizes):
-            own = slice(begin, begin + size)
-            begin += size
-            weights = None if self.weights is None else self.weights[i]
-            weights = weights if weighed is None else weighed[own]
-            mask = None if self.there is None else self.there[own]
-            results.append(RunningAverage.of(values[own], weights, mask, nonfinite=nonfinite))
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+def _check_rows(spec: MeasurementSpec | None, rows: Any, axis: int) -> None:
+    """Refuse measurements of another shape than the estimator knows."""
+    if spec is None or is_traced(rows):
+        return
+    try:
+        fits = spec.is_batch(spec.arrays(rows))
+    except ValueError:
+        fits = False
+    if not fits:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+        raise ValueError(
+            f"x must have measurements of {describe_shapes(spec.x)} along axis {axis}, got some of "
+            f"{describe_shapes(one)}: is axis the right one? A single measurement needs no "
+            "average, and is x[None] as a set"
+        )
 
 
 def _evaluate(
@@ -392,35 +414,6 @@ def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
                 f"{name} must return real numbers, got {output.dtype}: average real and imaginary "
                 "parts as two components"
             )
-
-
-def _leading_shape(x: Any, axis: int) -> tuple[int, ...]:
-    """The axes of x up to the one of the measurements, which all leaves must share."""
-    leaves = jax.tree.leaves(x)
-    if not leaves:
-        raise ValueError("x must hold arrays, got none")
-    shapes = {np.shape(leaf)[: axis + 1] for leaf in leaves}
-    if len(shapes) != 1 or len(next(iter(shapes))) != axis + 1:
-        raise ValueError(
-            f"x must have the measurements along axis {axis} of all its arrays, in equal number; "
-            f"got shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
-        )
-    return next(iter(shapes))
-
-
-def _as_arrays(x: Any) -> Any:
-    """The same with NumPy or JAX arrays for leaves."""
-    return jax.tree.map(lambda leaf: as_numbers("x", leaf), x)
-
-
-def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> Any:
-    mask = as_numbers(name, mask)
-    if mask.shape != shape or mask.dtype != bool:
-        raise ValueError(
-            f"{name} must hold booleans of shape {shape}, one for each measurement; got "
-            f"{mask.dtype} of shape {mask.shape}"
-        )
-    return mask
 
 
 def _check_any_left(found: RunningAverage) -> None:

@@ -267,6 +267,8 @@ def _given_points(
     problem: Problem, layout: ThetaLayout, flat: np.ndarray, points: Any
 ) -> np.ndarray:
     """Test points that a user gives, flat (m, p)."""
+    if not any(np.size(leaf) for leaf in jax.tree.leaves(points)):
+        raise ValueError("points must hold at least one value of theta, got none")
     try:
         found = theta_rows(jax.tree.map(np.atleast_1d, points))
     except (TypeError, ValueError) as error:

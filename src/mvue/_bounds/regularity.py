@@ -18,7 +18,7 @@ from .._core.priors import element_support, support_ends
 from .._core.problem import Problem, refusal
 from .._core.theta import ThetaLayout, theta_rows
 from .._core.types import Key, Theta
-from .._runtime.jit import forgetful_jit, on_host
+from .._runtime.jit import forgetful_jit, in_double_precision, on_host
 from ..exceptions import BoundError, IrregularModelError
 from .result import Informations
 
@@ -29,6 +29,10 @@ MOST_DIRECTIONS = 16  # numbers in theta that are moved, one by one
 FACTOR = 4.0  # between two moves of theta
 MOVES = 14  # from the spread of the prior downwards
 FEWEST_OUTSIDE = 100  # draws from which on the next smaller move is compared
+RATIO_DRAWS = 2**14
+RATIO_STEP = 0.5  # standard deviations: the ratios of larger ones have long tails
+RATIO_LIMIT = 6.0  # standard errors from 1
+SHARE_OF_ONE = 0.05  # of the squares of ratios, above which a mean has no error to go by
 REGULAR = 8.0  # times fewer draws are outside then: 4 at a jump, 16 where information is finite
 
 
@@ -68,6 +72,72 @@ def refuse_moving_support(
                 )
                 found.fail([k], IrregularModelError(message))
                 break
+
+
+def refuse_wrong_scale(
+    problem: Problem,
+    layout: ThetaLayout,
+    flat: np.ndarray,
+    found: Informations,
+    which: list[int],
+    key: Key,
+) -> None:
+    """Replace information from a log_likelihood that is off by a factor, such as 2 or 1/n.
+
+    Its score has mean zero all the same, and its information is off by the square. But the ratio of
+    likelihoods at two values has mean one only if they are densities. Values half a standard
+    deviation away are compared, unless something may occur there that cannot at theta.
+    """
+    kept = [k for k in which if found.failure[k] is None]
+    if not kept or problem.likelihood is not None:
+        return
+    x, _ = problem.shapes()
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    draws = int(np.clip(NUMBERS // size, FEWEST_DRAWS, RATIO_DRAWS))
+    for k in kept:
+        information = np.asarray(found.matrix[k], np.float64)
+        away = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+        square = away @ information @ away
+        step = RATIO_STEP * away / np.sqrt(max(square, 1e-3))
+        ends = [flat[k] + sign * step for sign in (-1, 1)]
+        inside = [e for e in ends if not outside_of_model(problem, layout.to_theta(on_host(e)))]
+        tried = [_ratios_at(problem, layout, flat[k], end, key, draws) for end in inside]
+        seen = [one for one in tried if one is not None]
+        if seen and all(abs(mean - 1) > RATIO_LIMIT * error for mean, error in seen):
+            mean, error = seen[0]
+            message = (
+                "simulate and log_likelihood disagree: the ratio of the likelihood at a value "
+                f"nearby to that at theta is {mean:.3g} ± {error:.1g} on average and not 1, as if "
+                "log_likelihood were multiplied by a factor, or were not that of the whole "
+                "measurement"
+            )
+            found.fail([k], IrregularModelError(message))
+
+
+def _ratios_at(
+    problem: Problem,
+    layout: ThetaLayout,
+    here: np.ndarray,
+    there: np.ndarray,
+    key: Key,
+    draws: int,
+) -> tuple[float, float] | None:
+    """The mean ratio of likelihoods and its standard error; None where it tells nothing."""
+    try:
+        ratios, possible = in_double_precision(
+            lambda: jax.tree.map(
+                np.asarray,
+                _ratios(problem, layout, jnp.asarray(here), jnp.asarray(there), key, draws),
+            )
+        )
+    except Exception:  # code that insists on single precision, in which ratios may be rounding
+        return None
+    squares = np.square(ratios, dtype=np.float64)
+    if not (possible.all() and np.isfinite(squares).all()):
+        return None
+    if squares.max() > SHARE_OF_ONE * squares.sum():
+        return None
+    return float(ratios.mean()), float(ratios.std() / np.sqrt(draws))
 
 
 def _spread(problem: Problem) -> np.ndarray:
@@ -113,6 +183,25 @@ def _is_outside(problem: Problem, theta: Theta, x: Any) -> Array:
         return ~jnp.all(problem.likelihood(theta).support(x))
     assert problem.log_likelihood is not None
     return jnp.isneginf(jnp.reshape(problem.log_likelihood(theta, x), ()))
+
+
+@forgetful_jit
+def _ratios(
+    problem: Problem, layout: ThetaLayout, here: Array, there: Array, key: Key, draws: int
+) -> tuple[Array, Array]:
+    """Likelihood ratios of draws at one value, and whether draws at the other can occur there."""
+
+    def log_likelihood(flat: Array, x: Any) -> Array:
+        assert problem.log_likelihood is not None
+        return jnp.reshape(problem.log_likelihood(layout.to_theta(flat), x), ())
+
+    def one(key: Key) -> tuple[Array, Array]:
+        x = problem.simulate(key, layout.to_theta(here))
+        other = problem.simulate(key, layout.to_theta(there))
+        ratio = jnp.exp(log_likelihood(there, x) - log_likelihood(here, x))
+        return ratio, jnp.isfinite(log_likelihood(here, other))
+
+    return jax.vmap(one)(fold_in_each(key, jnp.arange(draws)))
 
 
 @forgetful_jit

@@ -34,6 +34,7 @@ NATURAL_ENDS = [
 ]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of what is no density: refused below
 def integrated_informations(
     problem: Problem, layout: ThetaLayout, flat: np.ndarray, *, key: Key
 ) -> Informations:

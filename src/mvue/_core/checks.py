@@ -47,8 +47,7 @@ def as_numbers(name: str, value: Any) -> Any:
     if isinstance(value, jax.Array):
         return value
     array = np.asarray(value)
-    if not jnp.issubdtype(array.dtype, np.number) and array.dtype != bool:
-        raise TypeError(f"{name} must be numbers, got {array.dtype}")
+    refuse_other_than_numbers(name, array.dtype)
     array = native(array)
     single = jax.dtypes.canonicalize_dtype(array.dtype)
     if array.dtype.kind in "iu" and (array.astype(single) != array).any():
@@ -57,6 +56,22 @@ def as_numbers(name: str, value: Any) -> Any:
             f"{array.max()}: give floats"
         )
     return array
+
+
+def all_as_numbers(name: str, tree: Any) -> Any:
+    """The same for each array of a pytree."""
+    return jax.tree.map(lambda leaf: as_numbers(name, leaf), tree)
+
+
+def refuse_other_than_numbers(name: str, dtype: Any) -> None:
+    """Refuse texts, dates, spans of time and what Python alone knows."""
+    # NumPy takes spans of time for integers.
+    is_number = jnp.issubdtype(dtype, np.number) and not jnp.issubdtype(dtype, np.timedelta64)
+    if not (is_number or jnp.issubdtype(dtype, np.bool_)):
+        hint = ""
+        if jnp.issubdtype(dtype, np.object_):
+            hint = ": give floats, with NaN for what is missing"
+        raise TypeError(f"{name} must be numbers, got {dtype}{hint}")
 
 
 def native(array: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from .._serialise.registry import register
 from ..exceptions import NonFiniteWarning, OutsideTrainingWarning
-from .checks import as_numbers, native, refuse_masked
+from .checks import all_as_numbers, native, refuse_masked, refuse_other_than_numbers
 from .types import Estimator, Measurement
 
 AT_ONCE = 1024  # measurements that are estimated from at a time
@@ -153,9 +153,7 @@ def _cast(values: Any, dtype: Any, xp: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     if values.dtype == dtype:
         return xp.asarray(values)
-    if not jnp.issubdtype(values.dtype, np.number) and values.dtype != bool:
-        hint = ": give floats, with NaN for what is missing" if values.dtype == object else ""
-        raise TypeError(f"x must be numbers, got {values.dtype}{hint}")
+    refuse_other_than_numbers("x", values.dtype)
     is_complex = jnp.issubdtype(values.dtype, np.complexfloating)
     inexact = np.complexfloating if is_complex else np.floating
     wider = jnp.promote_types(values.dtype, dtype) == values.dtype
@@ -204,7 +202,7 @@ class Predictor(abc.ABC):
         Where the shape of a measurement is not known, x is one measurement.
         """
         if self._spec is None:
-            return _from_one(self.function, jax.tree.map(jnp.asarray, _numbers(x)))
+            return _from_one(self.function, jax.tree.map(jnp.asarray, all_as_numbers("x", x)))
         x = self._spec.arrays(x)
         is_batch = self._spec.is_batch(x)
         x = self._spec.cast(x, xp=jnp)
@@ -226,15 +224,19 @@ class Predictor(abc.ABC):
             strange += int(self._strange(piece).sum()) if warn else 0
             parts.append(self._predicted(piece))
         estimates = np.concatenate(parts)
+        self._warn_of(strange, len(estimates), stacklevel=3)
+        return estimates
+
+    def _warn_of(self, strange: int, count: int, *, stacklevel: int) -> None:
+        """Say how many of some measurements the estimator is not made for, if any."""
         if strange:
             text, category = self._warning
             warnings.warn(
-                f"{strange:,} of {len(estimates):,} measurements are {text}: do not rely on its "
+                f"{strange:,} of {count:,} measurements are {text}: do not rely on its "
                 "estimates there",
                 category,
-                stacklevel=2,
+                stacklevel=stacklevel,
             )
-        return estimates
 
     def _strange(self, piece: Measurement) -> np.ndarray:
         """Which of some measurements the estimator is not made for, (n,) booleans."""
@@ -258,11 +260,15 @@ class Predictor(abc.ABC):
 
     def _pieces(self, x: Measurement) -> Iterator[Any]:
         """Many measurements, checked, in pieces; one that is empty if there are none."""
-        x = _numbers(x) if self._spec is None else self._spec.batch(x)
+        x = all_as_numbers("x", x) if self._spec is None else self._spec.batch(x)
         at_once = self._at_once(x)
         for start in range(0, max(len(jax.tree.leaves(x)[0]), 1), at_once):
             piece = jax.tree.map(lambda leaf, s=start: leaf[s : s + at_once], x)
-            yield piece if self._spec is None else self._spec.cast(piece, xp=np)
+            yield self._as_expected(piece)
+
+    def _as_expected(self, piece: Any) -> Any:
+        """NumPy arrays of the dtypes that the estimator takes."""
+        return piece if self._spec is None else self._spec.cast(piece, xp=np)
 
     def _at_once(self, x: Measurement) -> int:
         """How many measurements to estimate from at a time."""
@@ -293,10 +299,6 @@ class Carrier(Predictor):
     def _warning(self) -> tuple[str, type[Warning]]:
         text = "far outside of those that the estimator was trained on, or not finite"
         return text, OutsideTrainingWarning
-
-
-def _numbers(x: Any) -> Any:
-    return jax.tree.map(lambda leaf: as_numbers("x", leaf), x)
 
 
 def _from_one(function: Estimator, x: Any) -> Array:

@@ -115,6 +115,8 @@ class ShardFolder:
         if self.path.exists() and not self.path.is_dir():
             raise SimulatedDataError(f"folder must be a folder, got the file {self.path}")
         self._sidecars: dict[int, dict[str, Any]] = {}
+        self._sound: set[int] = set()
+        """Shards whose checksums were compared."""
 
     def manifest(self) -> dict[str, Any] | None:
         """What the data are, or None in an empty folder."""
@@ -130,6 +132,8 @@ class ShardFolder:
         try:
             manifest = json.loads(file.read_text())
             found = manifest["format"]
+            if found == FORMAT:
+                _check_manifest(manifest)
         except Exception as error:
             raise SimulatedDataError(
                 f"{file} cannot be read ({error}): delete the folder or choose another"
@@ -166,13 +170,31 @@ class ShardFolder:
             (folder / "shard.json").write_text(json.dumps(sidecar))
             sync(folder / "shard.json")
         self._sidecars.pop(index, None)
+        self._sound.discard(index)
         for part in self._parts(index):
             if _last_unit(part) < len(shard.y):  # others hold units that are asked for later
                 part.unlink(missing_ok=True)
 
-    def read(self, index: int, layout: ShardLayout) -> Shard:
-        """A shard whose arrays are mapped from the files."""
+    def read(self, index: int, layout: ShardLayout, *, check: bool = True) -> Shard:
+        """A shard whose arrays are mapped from the files.
+
+        Checksums are compared where it is read for the first time: what a disk has changed has the
+        size and the time that it had before.
+        """
         folder = self._shard(index)
+        if check and index not in self._sound:
+            self._sidecars.pop(index, None)  # the shard may have grown since it was looked at
+            files = self._sidecar(index)["files"]
+            for name in layout.file_names():
+                # Without a checksum there is nothing to compare.
+                expected = files.get(name, {}).get("crc32")
+                if expected is not None and _checksum(folder / name) != expected:
+                    raise SimulatedDataError(
+                        f"{folder / name} is damaged: its contents do not match its checksum. "
+                        f"Delete the folder {folder}, and the same call of mvue.simulate makes it "
+                        "again"
+                    )
+            self._sound.add(index)
         load = {name: np.load(folder / name, mmap_mode="r") for name in layout.file_names()}
         columns = dict(
             zip(layout.theta, (load[name] for name in layout.theta_files()), strict=True)
@@ -182,8 +204,8 @@ class ShardFolder:
     def units_in(self, index: int, layout: ShardLayout) -> int | None:
         """How many units a shard holds; 0 where it is not there, None where it is damaged.
 
-        Files of the right size that nobody touched since they were written are taken to be good;
-        of others the checksum is compared.
+        Files of the right size that nobody touched since they were written are taken to be good
+        until they are read; of others the checksum is compared.
         """
         folder = self._shard(index)
         if not folder.exists():
@@ -308,9 +330,9 @@ class MemoryShards:
             array.setflags(write=False)
         self._shards[index] = (shard, failures)
 
-    def read(self, index: int, layout: ShardLayout) -> Shard:
+    def read(self, index: int, layout: ShardLayout, *, check: bool = True) -> Shard:
         """A shard."""
-        del layout
+        del layout, check
         return self._shards[index][0]
 
     def units_in(self, index: int, layout: ShardLayout) -> int:
@@ -338,6 +360,34 @@ class MemoryShards:
 
 
 Shards: TypeAlias = ShardFolder | MemoryShards
+
+
+def holds_simulations(folder: Path) -> bool:
+    """Whether a folder has been filled by `mvue.simulate`."""
+    return (folder / "manifest.json").is_file()
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Refuse what no manifest says."""
+
+    def are(kind: type, values: Any) -> bool:
+        return isinstance(values, list) and all(type(value) is kind for value in values)
+
+    def is_count(value: Any) -> bool:
+        return type(value) is int and value > 0
+
+    sound = {
+        "units": is_count,
+        "repeats": is_count,
+        "shard_units": is_count,
+        "names": lambda value: are(str, value),
+        "theta": lambda value: isinstance(value, list) and all(are(str, path) for path in value),
+        "x_shape": lambda value: are(int, value) and all(size >= 0 for size in value),
+        "x_dtype": lambda value: isinstance(value, str) and np.dtype(value).kind != "O",
+    }
+    for name, is_sound in sound.items():
+        if not is_sound(manifest[name]):
+            raise ValueError(f"{name} cannot be {manifest[name]!r:.80}")
 
 
 def _last_unit(part: Path) -> int:

@@ -70,7 +70,9 @@ class Corrected(Staged):
         if self.inner is not None and prepared.elements is not None:
             averages = jnp.mean(jax.vmap(self.inner)(prepared.elements), axis=0)
             inputs = jnp.concatenate([inputs, averages])
-        return prepared.estimate + prepared.sd * self.network(inputs)
+        estimate = prepared.estimate + prepared.sd * self.network(inputs)
+        # Without a baseline it corrects an estimate that is not known here.
+        return estimate if self.baseline is None else self.plug_in.held(estimate)
 
 
 class DefaultNetwork(NamedTuple):

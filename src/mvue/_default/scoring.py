@@ -111,7 +111,7 @@ def y_of_state(plug_in: PlugIn, state: Float[Array, " q"]) -> Float[Array, " d"]
     scale, table = plug_in.scale, plug_in.table
     low, high = scale[:, 0], scale[:, -1]
     place = (low + high) / 2 + state[: scale.shape[0]] * (high - low) / 2
-    return jax.vmap(extended_interp)(place, scale, table)
+    return plug_in.held(jax.vmap(extended_interp)(place, scale, table))
 
 
 class Places(NamedTuple):

@@ -1,8 +1,9 @@
 """Novelty detection: is a measurement unlike all those of training?
 
 A measurement has up to six scores: its most extreme number, its mean, its size and its spread about
-the mean, each in units of what is usual, and for sets that spread as a share of the size, too, and
-the share of elements that occur twice.
+the mean, each in units of what is usual; where its numbers have one unit, as columns of sets and
+what a simulator returns do, that spread as a share of the size; and for sets the share of elements
+that occur twice.
 A score is far outside if it exceeds the largest one of all training draws, widened. Of n draws, a
 further one exceeds the largest with probability 1/(n + 1), whatever their distribution and their
 number of dimensions.
@@ -35,7 +36,7 @@ FALSE_ALARMS = 1e-3
 WIDENED = 1.25
 SETTLING = 2**31 - 1  # number of the key that shows whether rows are exchangeable
 SUMMARIES = 3  # mean, size, spread
-SUMMARIES_OF_SETS = SUMMARIES + 1  # spread as a share of size: columns of a set have one unit each
+SUMMARIES_IN_ONE_UNIT = SUMMARIES + 1  # and the spread as a share of the size
 HARMLESS_TIES = 0.15  # share of elements: data are recorded with so many digits
 TINY = np.finfo(np.float64).tiny
 
@@ -80,13 +81,24 @@ class InputRange(eqx.Module):
     the same on both sides, and data need not be. None in model files of earlier versions."""
 
     @classmethod
-    def of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
-        """From training draws in pieces of shape (n, p), or (n, elements, p) for sets."""
+    def of_draws(
+        cls, pieces: Iterable[np.ndarray], *, is_set: bool, one_unit: bool = False
+    ) -> "InputRange":
+        """From training draws in pieces of shape (n, p), or (n, elements, p) for sets.
+
+        Args:
+            pieces: the draws.
+            is_set: whether rows are exchangeable.
+            one_unit: whether all numbers of a measurement are compared with each other as they
+                are; those of one column of a set always are.
+        """
         with np.errstate(all="ignore"):  # scores may be infinite
-            return cls._of_draws(pieces, is_set=is_set)
+            return cls._of_draws(pieces, is_set=is_set, one_unit=one_unit or is_set)
 
     @classmethod
-    def _of_draws(cls, pieces: Iterable[np.ndarray], *, is_set: bool) -> "InputRange":
+    def _of_draws(
+        cls, pieces: Iterable[np.ndarray], *, is_set: bool, one_unit: bool
+    ) -> "InputRange":
         usual, found, first, count = None, None, None, 0
         ends: list[np.ndarray] = []
         for piece in pieces:
@@ -96,7 +108,7 @@ class InputRange(eqx.Module):
                 usual = Scale.of(values.reshape(-1, values.shape[-1]) if is_set else values)
                 first = cls(is_set, usual, None, np.empty(0))
                 if values[0].size > 1:
-                    kinds = SUMMARIES_OF_SETS if is_set else SUMMARIES
+                    kinds = SUMMARIES_IN_ONE_UNIT if one_unit else SUMMARIES
                     summaries = Scale.of(first._summaries(values, kinds))
                     ties = is_set and values.shape[1] > 1
                     first = cls(is_set, usual, summaries, np.empty(1 + kinds + ties))
@@ -110,7 +122,7 @@ class InputRange(eqx.Module):
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
-        if len(limits) > 1 + SUMMARIES_OF_SETS:
+        if len(limits) > 1 + SUMMARIES_IN_ONE_UNIT:
             limits[-1] += HARMLESS_TIES
         low, high = np.min(ends, axis=0)[:, 0], np.max(ends, axis=0)[:, 1]
         both = _widened(np.stack([low, high]), first.usual, count)
@@ -131,7 +143,7 @@ class InputRange(eqx.Module):
         return cls(False, Scale(centre, spread), None, np.array([_widening(count)]))
 
     def in_units(self, shift: np.ndarray, scale: np.ndarray) -> "InputRange":
-        """The same of ``values * scale + shift``, for measurements that are no sets."""
+        """The same of ``values * scale + shift``, for numbers that have a unit each."""
         moved = Scale(self.usual.centre * scale + shift, self.usual.spread * scale)
         ends = None if self.ends is None else self.ends * scale + shift
         return InputRange(self.is_set, moved, self.summaries, self.limits, ends)
@@ -167,9 +179,9 @@ class InputRange(eqx.Module):
         return values if self.is_set else values.reshape(len(values), -1, 1)
 
     def _summaries(self, values: np.ndarray, kinds: int) -> np.ndarray:
-        """Means over the elements, and logarithms of size, spread and spread over size, (n, c).
+        """Means over the elements, and logarithms of size, spread and relative spread, (n, q).
 
-        The last in the numbers as they are.
+        The relative spread is that of the numbers as they are.
         """
         mean, size, spread = _moments(self._standard(values))
         values = self._elements(values)
@@ -298,7 +310,7 @@ def trained_on_problem(problem: Problem) -> TrainedOn:
             first = jax.tree.map(lambda leaf, good=good: np.asarray(leaf)[good, 0], drawn.x)
             yield numbers_of(first, is_set=is_set)
 
-    found = InputRange.of_draws(pieces(), is_set=is_set)
+    found = InputRange.of_draws(pieces(), is_set=is_set, one_unit=True)
     y_range = np.stack([np.min(ends, axis=0)[0], np.max(ends, axis=0)[1]])
     return TrainedOn(problem.names or (), x, found, y_range)
 

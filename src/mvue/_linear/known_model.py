@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .._core.checks import refuse_masked
+from .._core.checks import refuse_masked, refuse_other_than_numbers
 from .._core.estimators import MeasurementSpec, Predictor
 from .._core.types import Estimator
 from .._serialise.registry import register
@@ -35,6 +35,7 @@ class LinearEstimator(Predictor, eqx.Module):
     def __call__(self, x: Any) -> Any:
         """The estimate, (d,), from one measurement, (m,), or those from a batch, (n, m)."""
         x = self._spec.arrays(x)
+        refuse_other_than_numbers("x", x.dtype)
         return x @ self.weight.T if self._spec.is_batch(x) else self.weight @ x
 
     @property
@@ -50,6 +51,11 @@ class LinearEstimator(Predictor, eqx.Module):
     def _estimate(self, x: Any) -> Any:
         return self.weight @ x
 
+    def _as_expected(self, piece: Any) -> Any:
+        dtype = np.result_type(self.weight, np.float64)  # NumPy keeps what JAX may not
+        one = jax.ShapeDtypeStruct(self.weight.shape[1:], dtype)
+        return MeasurementSpec(one).cast(piece, xp=np)
+
     def _estimated(self, piece: Any) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             return np.asarray(self(piece))
@@ -59,7 +65,9 @@ def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> Line
     """The linear estimator of least mean squared error + λ · squared bias, for x = H y + n.
 
     A = (Hᴴ Σn⁻¹ H + Σy⁻¹ / (λ + 1))⁻¹ Hᴴ Σn⁻¹. λ = 0 is the LMMSE estimator (Bayesian linear
-    regression), λ = ∞ weighted least squares, which is unbiased. y and n have mean zero and are
+    regression), λ = ∞ weighted least squares, which is unbiased, and needs an H of full column
+    rank; without that, a large λ comes near the least-squares estimate that is smallest in units of
+    the prior. y and n have mean zero and are
     uncorrelated. Works in float64 where the arguments are concrete; under a JAX transformation, as
     in ``jax.vmap(lambda H: mvue.linear_bce(H, 1.0, 1.0, 10.0))(many_H)``, in the precision in
     use, and values are then not checked.
@@ -84,9 +92,21 @@ def linear_bce(H: Any, noise_cov: Any, prior_cov: Any, bias_weight: Any) -> Line
         )
     noise = _checked_covariance("noise_cov", noise_cov, H.shape[0])
     prior = _checked_covariance("prior_cov", prior_cov, H.shape[1])
-    if math.isinf(bias_weight):
-        _check_full_rank(H, noise)
-    return _solve(np, H, noise, prior, bias_weight)
+    with np.errstate(all="ignore"):
+        factors = _low_rank(_whitened(np, H, noise))
+        if factors is None:
+            found = _solve(np, H, noise, prior, bias_weight)
+        elif math.isinf(bias_weight):
+            raise ValueError(
+                f"H must have full column rank for an unbiased estimator (bias_weight=inf), got "
+                f"rank {factors[1].shape[0]} for {H.shape[1]} parameters: measure more, or use a "
+                "finite bias_weight"
+            )
+        else:
+            found = _solve_low_rank(H, noise, prior, bias_weight, *factors)
+    if not all(np.isfinite(part).all() for part in (found.weight, found.covariance)):
+        raise _out_of_range(H, noise, prior)
+    return found
 
 
 def lmmse(H: Any, noise_cov: Any, prior_cov: Any) -> LinearEstimator:
@@ -117,14 +137,48 @@ def _solve(xp: Any, H: Any, noise: Any, prior: Any, bias_weight: Any) -> LinearE
     matrix [H; I/√(λ+1)], whose condition is the square root of that of the normal equations.
     """
     m, d = H.shape
-    noise_root, prior_root = _root(xp, noise, m), _root(xp, prior, d)
-    whitened = xp.linalg.solve(noise_root, H) @ prior_root
+    prior_root = _root(xp, prior, d)
+    whitened = _whitened(xp, H, noise) @ prior_root
     shrinkage = 1 / (1 + bias_weight)
     rows = xp.concatenate([whitened, xp.sqrt(shrinkage) * xp.eye(d, dtype=whitened.dtype)])
     q, r = xp.linalg.qr(rows)
     on_white = prior_root @ xp.linalg.solve(r, q[:m].conj().T)
+    return _estimator(xp, H, noise, on_white)
+
+
+def _solve_low_rank(
+    H: np.ndarray,
+    noise: np.ndarray,
+    prior: np.ndarray,
+    bias_weight: float,
+    left: np.ndarray,
+    right: np.ndarray,
+) -> LinearEstimator:
+    """The same where H in white noise is ``left @ right`` of rank r, in the r directions alone.
+
+    In the others the matrix of the least-squares problem has only I/√(λ+1), and for large λ what
+    rounding left of H were taken for a signal there. A = Bᴴ (B Bᴴ + I/(λ+1))⁻¹ leftᴴ in white
+    units, B = right @ root of the prior.
+    """
+    prior_root = _root(np, prior, H.shape[1])
+    inner = (right @ prior_root).conj().T
+    shrinkage = 1 / (1 + bias_weight)
+    q, r = np.linalg.qr(np.concatenate([inner, np.sqrt(shrinkage) * np.eye(inner.shape[1])]))
+    gains = np.linalg.solve(r, q[: len(inner)].conj().T).conj().T
+    return _estimator(np, H, noise, prior_root @ gains @ left.conj().T)
+
+
+def _estimator(xp: Any, H: Any, noise: Any, on_white: Any) -> LinearEstimator:
+    """What it is in the units of x, from its weights in white noise."""
+    noise_root = _root(xp, noise, H.shape[0])
     weight = xp.linalg.solve(noise_root.conj().T, on_white.conj().T).conj().T
-    return LinearEstimator(weight, on_white @ on_white.conj().T, weight @ H - xp.eye(d))
+    covariance = on_white @ on_white.conj().T
+    return LinearEstimator(weight, covariance, weight @ H - xp.eye(H.shape[1]))
+
+
+def _whitened(xp: Any, H: Any, noise: Any) -> Any:
+    """H in units in which the noise is white."""
+    return xp.linalg.solve(_root(xp, noise, H.shape[0]), H)
 
 
 def _root(xp: Any, covariance: Any, size: int) -> Any:
@@ -179,13 +233,27 @@ def _checked_covariance(name: str, value: Any, size: int) -> np.ndarray:
     return covariance
 
 
-def _check_full_rank(H: np.ndarray, noise: np.ndarray) -> None:
-    m, d = H.shape
-    whitened = np.linalg.solve(_root(np, noise, m), H)
-    lengths = np.linalg.norm(whitened, axis=0)
-    rank = int(np.linalg.matrix_rank(whitened / np.where(lengths > 0, lengths, 1)))
-    if rank < d:
-        raise ValueError(
-            f"H must have full column rank for an unbiased estimator (bias_weight=inf), got rank "
-            f"{rank} for {d} parameters: measure more, or use a finite bias_weight"
-        )
+def _low_rank(whitened: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """H in white noise as a product of orthonormal columns and rows of full rank.
+
+    None where its columns are independent as far as rounding allows to tell, whatever their sizes.
+    """
+    sizes = np.abs(whitened).max(axis=0)
+    lengths = sizes * np.linalg.norm(whitened / np.where(sizes > 0, sizes, 1), axis=0)
+    if not np.isfinite(lengths).all():
+        return None
+    left, values, right = np.linalg.svd(
+        whitened / np.where(lengths > 0, lengths, 1), full_matrices=False
+    )
+    rank = int((values > values[0] * max(whitened.shape) * np.finfo(float).eps).sum())
+    if rank == whitened.shape[1]:
+        return None
+    return left[:, :rank], values[:rank, None] * right[:rank] * lengths
+
+
+def _out_of_range(H: np.ndarray, noise: np.ndarray, prior: np.ndarray) -> ValueError:
+    sizes = [float(np.abs(part).max()) for part in (H, noise, prior)]
+    return ValueError(
+        "H, noise_cov and prior_cov must be of sizes that double precision can combine, got up to "
+        f"{sizes[0]:.3g}, {sizes[1]:.3g} and {sizes[2]:.3g}: give x, y or both in other units"
+    )

@@ -162,15 +162,15 @@ def refit_last_layer(
         source = _fixed(problem_or_data, width)
     else:
         source = _simulated(problem_or_data, key, units, repeats, width)
-    moments, bad, seen = _moments(source, rows)
+    moments, weighed, bad, seen = _moments(source, rows)
     if bad:
         warnings.warn(
             f"{bad:,} of {seen:,} units have measurements or features that are not finite, or a "
-            "weight that is not positive; they were left out",
+            "weight that is negative; they were left out",
             NonFiniteWarning,
             stacklevel=2,
         )
-    if bad == seen:
+    if not weighed:
         raise ValueError(
             f"features(x), weight(y) and measurements must be finite and weights positive in some "
             f"units, got none in all {seen:,}"
@@ -295,8 +295,10 @@ def _fixed(data: Draw, width: int) -> _UnitPieces:
 
 def _moments(
     source: _UnitPieces, rows: Callable[[Draw], tuple[Array, Array]]
-) -> tuple[GroupedMoments, int, int]:
-    """Moments of the rows of all units that are finite, how many are not, and of how many.
+) -> tuple[GroupedMoments, int, int, int]:
+    """Moments of the rows of all units that are finite, and counts of units.
+
+    Of those that have a weight, of those that are not finite, and of all.
 
     All devices of all processes share the units of a piece. Each process adds up the rows of
     its own in float64, and in the end these sums are merged.
@@ -313,16 +315,19 @@ def _moments(
         return divided(unit, mesh_for(shares), shares, common)
 
     moments = GroupedMoments()
-    bad = seen = 0
+    weighed = bad = seen = 0
     for count, common in source.pieces:
         given = replicated(common(), mesh_for(whole_shares(count)))
         values, y, finite, wanted = own_rows(divided_rows(count, given))
         good = wanted & finite & np.isfinite(values).all(axis=(1, 2))
         if good.any():
             moments.add_units(values[good].astype(np.float64), y[good].astype(np.float64))
+        # The last column is the root of the weight.
+        has_weight = good & (values[:, 0, -1] > 0)
+        weighed += int(agreed(float(np.sum(has_weight))).sum())
         bad += int(agreed(float(np.sum(wanted & ~good))).sum())
         seen += count
         failing = nonfinite_error(bad, seen)
         if failing:
             raise failing
-    return functools.reduce(GroupedMoments.merge, from_each(moments)), bad, seen
+    return functools.reduce(GroupedMoments.merge, from_each(moments)), weighed, bad, seen

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.checks import check_estimator
-from .._finish.input_range import SUMMARIES_OF_SETS, InputRange, Scale, TrainedOn
+from .._finish.input_range import SUMMARIES_IN_ONE_UNIT, InputRange, Scale, TrainedOn
 from .._serialise.tree import BrokenTreeError
 from .fronts import Front
 from .model import Model, as_function
@@ -126,7 +126,11 @@ def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
         columns_each = columns if seen.is_set else 1
         kinds = np.size(getattr(seen.summaries, "centre", ())) // max(columns_each, 1)
         ties = np.size(seen.limits) - 1 - kinds  # one limit more, of sets only
-        if not 2 <= kinds <= SUMMARIES_OF_SETS or ties not in (0, 1) or (ties and not seen.is_set):
+        if (
+            not 2 <= kinds <= SUMMARIES_IN_ONE_UNIT
+            or ties not in (0, 1)
+            or (ties and not seen.is_set)
+        ):
             raise ValueError("limits of the range of measurements are missing")
         scales.append((seen.summaries, kinds * columns_each))
     for scale, size in scales:

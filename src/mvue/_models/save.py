@@ -10,13 +10,15 @@ import numpy as np
 
 from .._assessment.certificate import Certificate
 from .._assessment.report import Report
-from .._core.checks import check_estimator, checked_names
+from .._core.checks import check_estimator, checked_names, describe_shapes
+from .._core.estimators import as_estimator
 from .._core.problem import Problem
 from .._finish.input_range import TrainedOn, trained_on_problem
 from .._intervals.curves import IntervalCurves
 from .._intervals.interval import Intervals
 from .._linear.known_model import LinearEstimator
-from .._serialise.container import Contents, read, write
+from .._runtime.digest import arrays_identity, same_identity
+from .._serialise.container import Contents, check_path, read, write
 from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
 from .._training.result import Fit
 from .._version import __version__
@@ -56,6 +58,7 @@ def save(
         intervals: what `interval` returned for this estimator, so that ``load(path).interval(x)``
             works; by default those of a `Fit` that has been asked for intervals.
     """
+    check_path(path)
     if problem is not None and not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if certificate is not None and not isinstance(certificate, Certificate):
@@ -107,6 +110,7 @@ def load(path: str | Path, *, like: Any = None) -> Model:
             arrays are replaced by those of the file, which must have the same places, shapes and
             dtypes. `jax.ShapeDtypeStruct` will do for arrays.
     """
+    check_path(path)
     contents = read(path)
     try:
         return _decoded(contents, like)
@@ -184,8 +188,42 @@ def model_of(
                 f"intervals are for {len(curves.y)} parameters, the estimator for "
                 f"{known or 'an unknown number'}: give problem="
             )
+    if intervals is not None and trained_on is not None:
+        _check_intervals(intervals, estimator, trained_on)
     made_with = versions() | ({} if front is None else front.versions)
     return Model(estimator, trained_on, training, _plain(assessment), made_with, curves)
+
+
+def _check_intervals(intervals: Intervals, estimator: Any, known: TrainedOn) -> None:
+    """Refuse intervals that were made for another estimator or another problem."""
+    nameless = checked_names(None, len(known.names))
+    if intervals.names != known.names and nameless not in (intervals.names, known.names):
+        raise ValueError(
+            f"intervals must be of this estimator, of {', '.join(known.names)}; got those of "
+            f"{', '.join(intervals.names)}"
+        )
+    spec = intervals.predictor._spec
+    shapes = [
+        [leaf.shape for leaf in jax.tree.leaves(x)]
+        for x in (known.x, None if spec is None else spec.x)
+    ]
+    if spec is not None and shapes[0] != shapes[1]:
+        raise ValueError(
+            f"intervals must be of this estimator, of measurements of {describe_shapes(known.x)}; "
+            f"got those of measurements of {describe_shapes(spec.x)}"
+        )
+    ours, theirs = (_numbers_of(one) for one in (estimator, as_estimator(intervals.predictor)))
+    if ours and theirs and not same_identity(arrays_identity(ours), arrays_identity(theirs)):
+        raise ValueError(
+            "intervals must be of this estimator, got those of one with other weights: make them "
+            "with mvue.interval(estimator, problem, key=...)"
+        )
+
+
+def _numbers_of(estimator: Any) -> list[np.ndarray]:
+    """The arrays of an estimator; none of a function that does not show them."""
+    leaves = jax.tree.leaves(estimator)
+    return [np.asarray(leaf) for leaf in leaves if isinstance(leaf, (np.ndarray, jax.Array))]
 
 
 def _training(fit: Fit) -> dict[str, Any]:

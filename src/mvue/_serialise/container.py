@@ -61,6 +61,14 @@ def write(path: str | Path, contents: Contents) -> None:
     write_bytes(path, to_bytes(contents))
 
 
+def check_path(path: Any) -> None:
+    """Refuse what does not name a file."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"path must be the name of a file, got {path!r:.80}")
+    if not str(path) or Path(path) == Path():
+        raise ValueError(f"path must be the name of a file, got {path!r}")
+
+
 def to_bytes(contents: Contents) -> bytes:
     """The bytes of a file."""
     tensors = {}

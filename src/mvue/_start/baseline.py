@@ -28,11 +28,19 @@ from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._standardize import mean_and_deviation
 from .pieces import Piece, Pieces, trimmed
-from .plug_in import FARTHEST, PlugIn, fit_plug_in, scaled, scaling_of
+from .plug_in import (
+    FARTHEST,
+    WIDENED,
+    PlugIn,
+    fit_plug_in,
+    scaled,
+    scaling_of,
+    seen_of,
+    within,
+)
 
 MUCH_BETTER = 0.9  # share of the squared error that is left
 FAR = 5.0  # expected errors: larger ones do not count for more
-WIDENED = 1.25  # what simulations show, for those that were not seen
 
 
 @register(name="mvue.Baseline")
@@ -48,6 +56,8 @@ class Baseline(Frozen):
     """How far from the plug-in estimate it is left as it is, in standard deviations of that; None
     for anywhere, as in files of earlier versions. Inverses grow without bound where readings are
     all equal, and the plug-in estimate does not."""
+    seen: Float[Array, "2 f"] | None = None
+    """As in `PlugIn`, of the natural statistics."""
 
     def __call__(
         self,
@@ -75,7 +85,7 @@ class Baseline(Frozen):
         return jnp.concatenate([plug_in[None], corrections, self._shared(natural)])
 
     def _shared(self, natural: Float[Array, " f"]) -> Float[Array, " g"]:
-        return jnp.append(scaled(self.natural, natural), 1.0)
+        return jnp.append(within(scaled(self.natural, natural), self.seen), 1.0)
 
 
 class Start(NamedTuple):
@@ -106,7 +116,7 @@ def fit_baseline(
     plug_in = fit_plug_in(first, hidden_key, table, settings)
     if only_plug_in:
         return Start(plug_in, None, ())
-    fitting = _LinearFit(plug_in, scaling_of(first.natural, settings.fewest_draws), settings)
+    fitting = _LinearFit(plug_in, first.natural, settings)
     start = fitting.best(some, fresh)
     if max(start.error) > settings.hopeless:
         return start
@@ -119,9 +129,11 @@ def fit_baseline(
 class _LinearFit:
     """Weighted linear bias constrained estimation on the rows of `Baseline`."""
 
-    def __init__(self, plug_in: PlugIn, scaling: Affine, settings: BaselineSettings) -> None:
+    def __init__(self, plug_in: PlugIn, natural: np.ndarray, settings: BaselineSettings) -> None:
         self.plug_in, self.settings = plug_in, settings
-        unfitted = Baseline(scaling, as_array(np.zeros((0, 0))))
+        scaling = scaling_of(natural, settings.fewest_draws)
+        seen = seen_of(scaling, natural, settings.largest_input)
+        unfitted = Baseline(scaling, as_array(np.zeros((0, 0))), seen=seen)
         self.of_weights = lambda weights: dataclasses.replace(unfitted, weights=weights)
 
         @jit
@@ -196,13 +208,23 @@ class _LinearFit:
         return tuple((1 - (rest**2).mean(axis=0) / (errors**2).mean(axis=0)).tolist())
 
     def _bounded(self, start: Start, fresh: Piece) -> Start:
-        """The same, tamed where it is farther from the plug-in estimate than it ever was."""
+        """The same, tamed where it is farther out than it ever was.
+
+        From the plug-in estimate, or beyond the values that are trained on.
+        """
         assert start.baseline is not None
         weights = start.baseline.weights
-        distance = np.asarray(self._estimate(weights, fresh.inputs, fresh.natural)[1], np.float64)
-        farthest = np.nanmax(np.abs(distance), axis=(0, 1), initial=0.0)
-        reach = as_array(np.maximum(self.settings.least_reach, WIDENED * farthest))
-        return start._replace(baseline=dataclasses.replace(start.baseline, reach=reach))
+        estimate, distance = self._estimate(weights, fresh.inputs, fresh.natural)
+        beyond = jax.vmap(jax.vmap(start.plug_in.distance))(estimate)
+
+        def reach(sizes: Array) -> Array:
+            farthest = np.nanmax(np.asarray(sizes, np.float64), axis=(0, 1), initial=0.0)
+            return as_array(np.maximum(self.settings.least_reach, WIDENED * farthest))
+
+        return start._replace(
+            plug_in=dataclasses.replace(start.plug_in, beyond=reach(beyond)),
+            baseline=dataclasses.replace(start.baseline, reach=reach(jnp.abs(distance))),
+        )
 
     def _fitted(self, pieces: list[Piece]) -> list[Array]:
         """The weights, for each ridge."""

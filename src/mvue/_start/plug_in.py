@@ -22,6 +22,8 @@ from ..nn._standardize import mean_and_deviation
 from .pieces import Piece
 
 FARTHEST = 1e12  # standard deviations; larger numbers may be infinite
+RESOLVED = 1e-6  # of a range, in single precision
+WIDENED = 1.25  # what simulations show, for those that were not seen
 
 
 @register(name="mvue.PlugIn")
@@ -41,6 +43,13 @@ class PlugIn(Frozen):
     """The y that belong to them."""
     largest_input: float = eqx.field(static=True, default=BaselineSettings.largest_input)
     """Standard deviations up to which inputs are as they are."""
+    seen: Float[Array, "2 p"] | None = None
+    """The smallest and the largest standardised statistics that are told from those beyond; None
+    for any, as in files of earlier versions. Logarithms of a spread that is rounding, and ratios
+    to it, are far from all that simulations show."""
+    beyond: Float[Array, " d"] | None = None
+    """How far beyond the ends of the table an estimate is left as it is, in standard deviations;
+    None for anywhere."""
 
     def __call__(self, statistics: Float[Array, " p"]) -> tuple[Array, Array, Array]:
         """The estimate, the logarithm of its standard deviation, and both as network inputs."""
@@ -55,10 +64,36 @@ class PlugIn(Frozen):
 
     def inputs(self, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
         """Standardised statistics, for networks: what is far out is brought closer."""
-        standard = scaled(self.scaling, statistics)
+        standard = within(scaled(self.scaling, statistics), self.seen)
         size = jnp.abs(standard)
         beyond = jnp.clip(size - self.largest_input, 0.0, FARTHEST)
         return jnp.sign(standard) * (jnp.minimum(size, self.largest_input) + jnp.log1p(beyond))
+
+    def held(self, estimate: Float[Array, " d"]) -> Float[Array, " d"]:
+        """An estimate, brought closer where it is farther beyond the table than any was."""
+        if self.beyond is None:
+            return estimate
+        for end, sd in self._ends():
+            excess = jnp.clip((estimate - end) / sd - self.beyond, 0.0, FARTHEST)
+            closer = end + sd * (self.beyond + jnp.log1p(excess))
+            estimate = jnp.where(excess > 0, closer, estimate)
+        return estimate
+
+    def distance(self, estimate: Float[Array, " d"]) -> Float[Array, " d"]:
+        """How far an estimate is beyond the table, in standard deviations; negative within."""
+        return jnp.maximum(*((estimate - end) / sd for end, sd in self._ends()))
+
+    def _ends(self) -> list[tuple[Array, Array]]:
+        """Both ends of the table, and the standard deviation there, with the sign of the way out.
+
+        Of a wide table the deviation at an end may be less than single precision resolves.
+        """
+        step = (self.scale[:, -1] - self.scale[:, 0]) / (self.scale.shape[1] - 1)
+        low, high = self.table[:, 0], self.table[:, -1]
+        least = RESOLVED * (high - low)
+        below = jnp.maximum((self.table[:, 1] - low) / step, least)
+        above = jnp.maximum((high - self.table[:, -2]) / step, least)
+        return [(low, -below), (high, above)]
 
     def features(self, statistics: Float[Array, " p"]) -> Float[Array, " q"]:
         """Standardised statistics, random features of them, and a constant."""
@@ -88,6 +123,9 @@ def fit_plug_in(piece: Piece, key: Key, table_size: int, settings: BaselineSetti
         table=as_array(table),
         largest_input=settings.largest_input,
     )
+    plug_in = dataclasses.replace(
+        plug_in, seen=seen_of(plug_in.scaling, inputs, settings.largest_input)
+    )
     rows = jit(jax.vmap(plug_in.features))(as_array(inputs.reshape(-1, size)))
     rows = np.asarray(rows, np.float64)
     both = np.repeat(np.concatenate([place, log_sd], axis=1), inputs.shape[1], axis=0)
@@ -110,6 +148,22 @@ def extended_interp(at: Array, scale: Array, table: Array) -> Array:
 def scaled(scaling: Affine, statistics: Float[Array, " p"]) -> Float[Array, " p"]:
     """Standardised statistics; zero for those that are left out, even where they are infinite."""
     return jnp.where(scaling.matrix == 0, 0.0, scaling(statistics))
+
+
+def within(standard: Array, seen: Array | None) -> Array:
+    """Standardised statistics, held at the ends of what was seen."""
+    return standard if seen is None else jnp.clip(standard, seen[0], seen[1])
+
+
+def seen_of(scaling: Affine, statistics: np.ndarray, least: float) -> Float[Array, "2 p"]:
+    """Ends of standardised statistics (N, M, p), widened, and some deviations away at least."""
+    shift, matrix = np.asarray(scaling.shift), np.asarray(scaling.matrix)
+    # A statistic that is left out may be anything.
+    standard = np.where(matrix == 0, 0.0, (statistics - shift) * matrix)
+    low, high = standard.min(axis=(0, 1)), standard.max(axis=(0, 1))
+    return as_array(
+        np.stack([np.minimum(WIDENED * low, -least), np.maximum(WIDENED * high, least)])
+    )
 
 
 def scaling_of(statistics: np.ndarray, fewest_draws: int) -> Affine:

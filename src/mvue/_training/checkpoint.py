@@ -24,6 +24,7 @@ from jaxtyping import PyTree
 
 from .._core.problem import Draw
 from .._core.types import Key
+from .._data.shards import holds_simulations
 from .._default.decisions import Decisions, Question, as_contents, decide, from_contents
 from .._runtime.devices import agreed, from_first, is_first_process
 from .._runtime.digest import TOLERANCE, arrays_digest, same_identity
@@ -315,6 +316,11 @@ def _locked(folder: Path) -> Iterator[None]:
     """A folder to write in, which nobody else does."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"checkpoint must be a folder, got the file {folder}")
+    if holds_simulations(folder):
+        raise CheckpointError(
+            f"checkpoint must be a folder of its own, got {folder}, which holds simulated data: "
+            "choose another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from .._serialise.files import opened
 
 ROWS = 8192
 KINDS = (".csv", ".npy", ".parquet")
+PARQUET = b"PAR1"  # at both ends of a file
 
 
 MISSING = {"na", "n/a", "n.a.", "nat", "null", "nil", "none", "missing"}
@@ -105,6 +107,12 @@ def _numpy_pieces(path: Path, rows: int) -> Iterator[FileRows]:
         raise ValueError(f"{path} must hold one array, got an archive of {len(array)}: save one")
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         raise ValueError(f"{path} must hold rows of numbers, got {array.dtype} {array.shape}")
+    rest = path.stat().st_size - array.offset - array.nbytes if isinstance(array, np.memmap) else 0
+    if rest:
+        raise ValueError(
+            f"{path} must hold one array, got {rest:,} bytes after that of shape {array.shape}: "
+            "save all rows as one"
+        )
     for start in range(0, max(len(array), 1), rows):
         yield FileRows(np.asarray(array[start : start + rows]), None)
 
@@ -232,6 +240,7 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Ite
     pyarrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path) as file:
+            _refuse_joined(path, file.metadata)
             names = list(file.schema_arrow.names)
             chosen = [names[i] for i in _places(path, names, columns)]
             for batch in file.iter_batches(batch_size=rows, columns=chosen):
@@ -240,8 +249,25 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Ite
                 if wrong:
                     raise ValueError(f"{path} must have columns of numbers, not {', '.join(wrong)}")
                 yield FileRows(np.column_stack(list(arrays.values())), chosen)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a sound Parquet file: {error}") from error
+
+
+def _refuse_joined(path: Path, metadata: Any) -> None:
+    """Refuse files that were appended to each other: the rows of one of them would be lost."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    ends = [_first_page(chunk) + chunk.total_compressed_size for chunk in chunks]
+    footer = path.stat().st_size - metadata.serialized_size - 2 * len(PARQUET)
+    with path.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
+        # Between pages and footer indices of columns may be, but not the end of another file.
+        if data.find(PARQUET, max(ends, default=len(PARQUET)), footer) >= 0:
+            raise ValueError(f"{path} must be one Parquet file, got several that were joined")
+
+
+def _first_page(chunk: Any) -> int:
+    places = chunk.dictionary_page_offset, chunk.data_page_offset
+    return min(place for place in places if place is not None)
 
 
 def _pyarrow() -> tuple[Any, Any]:

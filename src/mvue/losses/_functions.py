@@ -7,6 +7,7 @@ N units, and ``y`` of shape (N, d), the truth. Shapes are checked; nothing is br
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 from array_api_compat import array_namespace
 
 AnyArray: TypeAlias = Any
@@ -289,6 +290,16 @@ def _check_shape(name: str, array: AnyArray, expected: tuple[int, ...]) -> None:
         )
 
 
+def _check_weights(weights: AnyArray) -> None:
+    """Refuse weights that cannot be meant; those of compiled functions and of PyTorch pass."""
+    if not isinstance(weights, np.ndarray):
+        return
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any() or not weights.any():
+        got = f"got {weights[wrong][0]}" if wrong.any() else "all are 0"
+        raise ValueError(f"weights must be finite and positive, {got}")
+
+
 def mean_over_units(
     per_unit: AnyArray, weights: AnyArray | None, shares: AnyArray | None = None
 ) -> AnyArray:
@@ -296,6 +307,10 @@ def mean_over_units(
     xp = array_namespace(per_unit)
     if weights is not None:
         n, d = per_unit.shape
+        if not hasattr(weights, "shape"):
+            raise TypeError(
+                f"weights must be an array of the library of estimates, got {weights!r:.80}"
+            )
         if tuple(weights.shape) == (n,):
             weights = weights[:, None]
         elif tuple(weights.shape) != (n, d):
@@ -303,6 +318,7 @@ def mean_over_units(
                 f"weights must have shape ({n},), one per unit, or ({n}, {d}), one per "
                 f"component, got {tuple(weights.shape)}"
             )
+        _check_weights(weights)
         per_unit = per_unit * weights
     values = xp.sum(per_unit, axis=-1)
     return xp.mean(values) if shares is None else xp.sum(values * shares) / xp.sum(shares)

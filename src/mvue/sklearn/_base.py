@@ -20,6 +20,8 @@ UNUSUAL = 1e-100
 STEP = 256
 """Powers of two are multiples of this: the usual sizes have none, and pieces of the same data have
 the same. Squares of what is left are in range."""
+LEAST = 1e-290
+"""Of y beside its largest column: the coefficients of smaller ones would vanish."""
 
 
 @register(name="mvue.sklearn.Powers")
@@ -39,6 +41,14 @@ class Powers(NamedTuple):
         x_power, y_power = _powers_of(X), _powers_of(y)
         # One for all of y: its components are compared with each other.
         y_power = np.full_like(y_power, y_power[np.abs(y_power).argmax()])
+        sizes = np.abs(y).max(axis=0)
+        scaled = np.ldexp(sizes, -y_power)
+        if ((scaled < LEAST) & (sizes > 0)).any():
+            raise ValueError(
+                "columns of y must be of sizes that double precision can hold together, got up to "
+                f"{sizes.max():.3g} in one and {sizes.min():.3g} in another: give them in other "
+                "units, or fit them one by one"
+            )
         return cls(x_power, y_power) if x_power.any() or y_power.any() else None
 
     def scaled(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
