@@ -1,5 +1,7 @@
 """What the default network sees: statistics that are the answers to classical problems."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -143,3 +145,30 @@ def test_sets_without_noise_are_not_measured_against_it(kind, key):
     if kind == "now and then all the same":
         x = (0.1 + x).at[0].set(0.1)
     assert statistics_for(x, sets=[(0,)]).whitening is None
+
+
+def test_order_statistics_of_a_large_set_are_those_of_its_blocks(seed):
+    """As quantiles they have a standard error like that of sample quantiles; the ends are exact."""
+    n, rows = 1001, 400
+    x = jr.exponential(jr.key(seed), (rows, n))
+    statistics = statistics_for(x, sets=[(0,)])
+    assert statistics.in_blocks
+    ordered = np.asarray(jax.vmap(statistics._ordered)(x))
+    size = ordered.shape[1]
+    assert n // 4 <= size <= n // 3
+    np.testing.assert_array_equal(ordered[:, 0], np.min(x, axis=1))
+    np.testing.assert_array_equal(ordered[:, -1], np.max(x, axis=1))
+    assert (np.diff(ordered[:, 1:-1], axis=1) >= 0).all()
+    # The mean of the k-th of m exponential order statistics is a sum of 1/j.
+    expected = np.cumsum(1 / np.arange(size, 0, -1))[1:-1]
+    mean, sd = ordered[:, 1:-1].mean(axis=0), ordered[:, 1:-1].std(axis=0)
+    assert (np.abs(mean - expected) < 5 * sd / rows**0.5).all()
+    middle = size // 2
+    sorted_sd = np.quantile(x, (middle + 0.5) / size, axis=1).std()
+    assert sd[middle - 1] < 1.1 * sorted_sd
+
+
+def test_files_of_earlier_versions_sort_all(key):
+    x = jr.normal(key, (3, 600))
+    statistics = dataclasses.replace(statistics_for(x, sets=[(0,)]), in_blocks=False)
+    np.testing.assert_array_equal(jax.vmap(statistics._ordered)(x), np.sort(x, axis=1))
