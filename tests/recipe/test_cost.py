@@ -121,8 +121,15 @@ def slow_fit(problem, **settings):
     return mvue.fit(problem, key=jr.key(3), recipe=recipe, steps=STEPS, validations=2, **settings)
 
 
-def test_a_fit_says_how_often_and_is_as_good(location):
-    fit = slow_fit(location)
+@pytest.fixture(scope="module")
+def whole(location, tmp_path_factory):
+    """A fit whose simulations are used eight times, and where its checkpoints are."""
+    folder = tmp_path_factory.mktemp("whole")
+    return slow_fit(location, checkpoint=folder, checkpoint_every=0.0), folder
+
+
+def test_a_fit_says_how_often_and_is_as_good(location, whole):
+    fit, _ = whole
     assert "used 8 times on average" in str(fit)
     report = mvue.assess(fit, location, at=[-1.0, 0.0, 1.0], repeats=4000, key=jr.key(4))
     found = report["estimator"]
@@ -130,13 +137,10 @@ def test_a_fit_says_how_often_and_is_as_good(location):
     assert (found.mse < 1.2 * SD**2 / N).all()
 
 
-def test_a_resumed_fit_is_the_same(location, tmp_path):
-    saving = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
-    whole = slow_fit(location, **saving)
-    *_, newest = sorted(
-        (p for p in tmp_path.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
-    )
-    shutil.rmtree(newest)
-    resumed = slow_fit(location, **saving)
+def test_a_resumed_fit_is_the_same(location, whole):
+    fit, folder = whole
+    newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    shutil.rmtree(folder / str(newest))
+    resumed = slow_fit(location, checkpoint=folder)
     x = location.draw(jr.key(5), 6, 1).x[:, 0]
-    np.testing.assert_array_equal(resumed.predict(x), whole.predict(x))
+    np.testing.assert_array_equal(resumed.predict(x), fit.predict(x))
