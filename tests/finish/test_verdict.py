@@ -61,6 +61,20 @@ def test_noise_is_error(problem, seen, swept_key):
     assert "summaries= of your own" in str(found)
 
 
+def test_an_error_that_is_large_at_one_end_alone_is_not_good(problem, seen, swept_key):
+    """Three times the bound at an end, as that of a network that did not learn it."""
+
+    def estimator(x):
+        mean = jnp.mean(x)
+        # Digits that tell nothing make noise of no bias.
+        noise = jnp.sign(jnp.sin(1e4 * jnp.sum(x)))
+        return mean + 1.5 / np.sqrt(N) * noise * (mean > 2.9)
+
+    found = verdict(estimator, problem, seen, swept_key)
+    assert found.judgement is Judgement.FAIR
+    assert np.median(found.mse_over_expected) < 1.35
+
+
 @pytest.mark.parametrize("value", [2.0, np.nan])
 def test_a_constant_or_no_number_is_poor(value, problem, seen, key):
     found = verdict(lambda x: jnp.full(1, value), problem, seen, key)

@@ -14,6 +14,8 @@ from helpers.hasty import HASTY
 from mvue._default.network import default_network
 from mvue._default.scoring import FirstState, Scored
 from mvue._start.emulator import Emulator, fit_emulator
+from mvue._start.minimum_distance import MinimumDistance, codes_of, with_codes
+from mvue._summaries.joint import moment_orders
 
 SETTINGS = mvue.Recipe.MinimumDistance()
 # What comes before it need not be good: it is there to be poor.
@@ -82,6 +84,10 @@ def test_the_start_of_a_tone_is_nearly_efficient(tone, seed):
     assert made.is_nearest
     draw = dataclasses.replace(tone, prior=survey.training_prior).draw(jr.key(seed + 50), 256, 8)
     first = made.network.first
+    # Of a signal in noise the means of the numbers tell all: their products are left out.
+    orders = np.array(moment_orders(survey.statistics, jax.tree.map(lambda a: a[0, 0], draw.x)))
+    used = np.abs(np.asarray(first.distance.whitening)).max(axis=1) > 0
+    assert set(orders[used]) == {1}
 
     def estimate(x):
         inputs = made.network.plug_in.inputs(made.network.statistics.inputs(x))
@@ -93,6 +99,28 @@ def test_the_start_of_a_tone_is_nearly_efficient(tone, seed):
     ratio = np.mean(np.asarray(errors) ** 2) / bound
     # The standard error of a mean square of 2048 independent errors, and the error of emulation.
     assert abs(ratio - 1) < 4 * np.sqrt(2 / 2048) + 0.1
+
+
+def test_more_first_estimates_where_few_leave_some_far_off(seed):
+    """A narrow mean in a wide range: too few values of theta miss it."""
+    rng = np.random.default_rng(seed)
+    frequencies = np.array([[40.0], [10.0], [3.0]])
+    coefficients = np.zeros((7, 6))
+    coefficients[1:, :] = 6 * np.eye(6)
+    emulator = Emulator(*(jnp.asarray(part, jnp.float32) for part in (frequencies, coefficients)))
+    few = MinimumDistance(
+        jnp.eye(6), emulator, *codes_of(emulator, (0.004,), 16, rng), (0.004,), 15.0
+    )
+    many = with_codes(few, 4096, key=jr.key(seed))
+    places = jnp.asarray(rng.uniform(-0.95, 0.95, size=(400, 1)), jnp.float32)
+    seen = jax.vmap(emulator)(places) + jnp.asarray(rng.normal(size=(400, 6)), jnp.float32)
+    far = [
+        np.mean(np.abs(np.asarray(jax.jit(jax.vmap(d))(seen).place) - places) > 0.05)
+        for d in (few, many)
+    ]
+    assert many.codes.shape == (4096, 1)
+    assert far[0] > 0.2
+    assert far[1] < 0.02
 
 
 def test_a_target_of_several_coordinates(tone):

@@ -1,5 +1,6 @@
 """The default network: a perceptron that corrects a closed-form start, in units of its error."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import equinox as eqx
@@ -16,14 +17,21 @@ from .._recipe.survey import Survey
 from .._runtime.jit import jit
 from .._serialise.registry import register
 from .._start.baseline import Baseline, fit_baseline
-from .._start.minimum_distance import fit_minimum_distance
+from .._start.minimum_distance import (
+    MinimumDistance,
+    fit_minimum_distance,
+    mean_summaries,
+    with_codes,
+)
 from .._start.pieces import Pieces, trimmed
 from .._start.plug_in import PlugIn
-from .._summaries.joint import Summaries
+from .._summaries.joint import Summaries, moment_orders
 from .._summaries.sets import Statistics
 from ..nn._layers import mlp, nearly_zero
 from ..nn._staged import Staged
 from .scoring import FirstState, Places, Scored, first_state, places_of, scored_network, y_of_state
+
+MUCH_BETTER = 0.9  # share of the squared error that is left
 
 
 class ToCorrect(NamedTuple):
@@ -107,9 +115,9 @@ def default_network(
 ) -> DefaultNetwork:
     """The network that `fit` builds when it is given none.
 
-    Where a start in closed form comes near the error to expect, or a richer regression on the
-    summaries does not come nearer, a perceptron corrects it; else the estimate is learned in
-    stages.
+    Where a start in closed form comes near the error to expect, or neither minimum distance nor a
+    richer regression on the summaries comes nearer, a perceptron corrects it; else the estimate is
+    learned in stages.
 
     Args:
         problem: what to train on.
@@ -122,13 +130,18 @@ def default_network(
     start = fit_baseline(pieces_of, survey, only_plug_in=correction, key=baseline_key)
     plug_in, sizes = start.plug_in, survey.recipe.network
     improvable = max(start.explained, default=1.0) > survey.recipe.baseline.improvable
-    if not correction and max(start.error) > sizes.good_start and improvable:
+    error = max(start.error, default=0.0)
+    stages = error > sizes.good_start
+    if improvable and (stages or error > survey.recipe.minimum_distance.good):
         places = places_of(survey, plug_in, sizes)
         nearest = _nearest(problem, survey, pieces_of, plug_in, places, key=distance_key)
-        if nearest is not None:
+        if nearest is not None and (stages or max(nearest.start) < MUCH_BETTER * error):
             return nearest
-        network = scored_network(survey.statistics, plug_in, places.unit, sizes, key=network_key)
-        return DefaultNetwork(network, places, start.error)
+        if stages:
+            network = scored_network(
+                survey.statistics, plug_in, places.unit, sizes, key=network_key
+            )
+            return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None
@@ -152,15 +165,20 @@ def _nearest(
     *,
     key: Key,
 ) -> DefaultNetwork | None:
-    """Stages that start from minimum distance, where that comes near enough to the truth."""
+    """Stages that start from minimum distance, where that comes near enough to the truth.
+
+    By first moments alone, then by first and second moments, then by all summaries: the mean of a
+    signal in noise is far simpler than those of its products, and tells as much; that of a
+    covariance is simpler than those of correlations and logarithms.
+    """
     settings, sizes = survey.recipe.minimum_distance, survey.recipe.network
     widths = [along.width for along in survey.ranges]
     if not settings.used or not 0 < len(widths) <= settings.most_coordinates:
         return None
     fit_key, state_key, network_key, fresh_key = several(key, 4)
-    distance = fit_minimum_distance(pieces_of, plug_in, widths, settings, key=fit_key)
-    first = first_state(distance, problem, places, key=state_key)
-    network = scored_network(survey.statistics, plug_in, places.unit, sizes, first, key=network_key)
+    simulate_key, wave_key = several(fit_key, 2)
+    seen = mean_summaries(pieces_of(simulate_key, settings.pieces), plug_in)
+    (fresh,) = pieces_of(fresh_key, 1)
 
     @jit
     def estimates(plug_in: PlugIn, first: FirstState, inputs: Array) -> Array:
@@ -169,9 +187,38 @@ def _nearest(
 
         return jax.vmap(jax.vmap(one))(inputs)
 
-    (fresh,) = pieces_of(fresh_key, 1)
-    errors = np.asarray(estimates(plug_in, first, fresh.inputs), np.float64) - fresh.y[:, None, :]
-    error = trimmed(np.mean((errors * np.exp(-fresh.log_sd)[:, None, :]) ** 2, axis=1))
-    if max(error) > settings.usable:
+    def tried(distance: MinimumDistance) -> tuple[FirstState, tuple[float, ...], float]:
+        """With its squared error, over the expected one, and the share of estimates far off."""
+        first = first_state(distance, problem, places, key=state_key)
+        found = np.asarray(estimates(plug_in, first, fresh.inputs), np.float64)
+        errors = (found - fresh.y[:, None, :]) * np.exp(-fresh.log_sd)[:, None, :]
+        far = float(np.mean(~(np.abs(errors) < settings.far)))
+        return first, trimmed(np.mean(errors**2, axis=1)), far
+
+    best: FirstState | None = None
+    error = (settings.usable,)
+    for among in _families(moment_orders(survey.statistics, problem.shapes()[0])):
+        distance = fit_minimum_distance(seen, widths, settings, among, key=wave_key)
+        if distance is None:
+            continue
+        first, squares, far = tried(distance)
+        if far > 0 and settings.most_codes > settings.codes:
+            more = tried(with_codes(distance, settings.most_codes, key=wave_key))
+            if more[2] < far / 2:
+                first, squares, _ = more
+        if max(squares) <= max(error):
+            best, error = first, squares
+        if max(error) <= settings.good:
+            break
+    if best is None:
         return None
+    network = scored_network(survey.statistics, plug_in, places.unit, sizes, best, key=network_key)
     return DefaultNetwork(network, None if max(error) <= settings.good else places, error)
+
+
+def _families(orders: list[int | None]) -> list[np.ndarray]:
+    """Summaries up to each order, and all of them; each family once."""
+    found = [[i for i, k in enumerate(orders) if k is not None and k <= most] for most in (1, 2)]
+    families = [*found, list(range(len(orders)))]
+    longer = [b for a, b in pairwise([[], *families]) if len(b) > len(a)]
+    return [np.array(family) for family in longer]

@@ -368,7 +368,9 @@ def _judged(
             )
     if hidden or lost.any():
         advice += ["a target that the data identify", "a prior that fixes the rest"]
+    far = error - SURE * verdict.mse_over_expected_se > settings.fair_worst
     fair = (size - SURE * se > settings.fair_bias).any() or (middle > settings.fair_error).any()
+    fair = fair or far.any()
     judgement = Judgement.POOR if reasons else Judgement.FAIR if fair else Judgement.GOOD
     return dataclasses.replace(
         verdict,

@@ -186,6 +186,10 @@ class MinimumDistanceSettings(Settings):
     """Share of it that may be left by the waves last added, for more to be tried."""
     codes: int = setting(2048)
     """Values of theta of which the nearest one is the first estimate."""
+    most_codes: int = setting(16384)
+    """The same where fewer leave estimates far from the truth, and so many do not."""
+    far: float = setting(5.0)
+    """Expected errors from which on an estimate is far from the truth."""
     farthest_step: float = setting(15.0)
     """Standard deviations that a step of Gauss and Newton may go."""
     good: float = setting(1.1, least=0.0)
@@ -368,8 +372,10 @@ class VerdictSettings(Settings):
     """MSE over the expected one, in the middle, that a good estimator may have."""
     poor_error: float = setting(1.6)
     """The same from which on a warning is given."""
+    fair_worst: float = setting(2.0)
+    """The same at any value, that a good estimator may have."""
     worst_error: float = setting(4.0)
-    """The same at any value."""
+    """The same from which on a warning is given."""
     second_order_draws: int = setting(8192, least=512)
     """Simulations at each value for Bhattacharyya's bound, where errors are far from the
     Cramér-Rao bound."""

@@ -7,6 +7,7 @@ everywhere, as that of a signal in noise is; elsewhere stages of learned Fisher 
 is left of the summaries by what the noise is at the estimate.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.keys import host_random, several
+from .._core.keys import host_random
 from .._core.types import Key
 from .._numerics.small_matrices import invert
 from .._recipe.settings import MinimumDistanceSettings
@@ -24,7 +25,7 @@ from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Frozen
 from .emulator import Emulator, fit_emulator
-from .pieces import Piece, Pieces
+from .pieces import Piece
 from .plug_in import PlugIn
 
 BEYOND = 4.0  # standard deviations beyond the ends of what is trained on
@@ -95,50 +96,20 @@ def mean_and_gain(
     return mean, invert(information + diagonal[:, None] * np.eye(len(unit)))[0] @ slopes
 
 
-class _Whitened(NamedTuple):
-    """Combinations of summaries with even noise, and their means over repeats."""
+class MeanSummaries(NamedTuple):
+    """Means of standardised summaries over the repeats of each unit, and what their noise is."""
 
     places: np.ndarray
+    """Where theta lies in its ranges, (n, q)."""
     means: np.ndarray
-    whitening: np.ndarray
+    """(n, p)."""
+    within: np.ndarray
+    """The covariance of one measurement, averaged over units, (p, p)."""
+    repeats: int
 
 
-def fit_minimum_distance(
-    pieces_of: Pieces,
-    plug_in: PlugIn,
-    widths: Sequence[float],
-    settings: MinimumDistanceSettings,
-    *,
-    key: Key,
-) -> MinimumDistance:
-    """From simulations of the problem to be trained on.
-
-    Args:
-        pieces_of: these simulations.
-        plug_in: which standardises summaries.
-        widths: of the ranges of theta, in standard deviations.
-        settings: how many waves and steps.
-        key: for the simulations and for the waves.
-    """
-    simulate_key, wave_key = several(key, 2)
-    rng = host_random(wave_key)
-    seen = _whitened(pieces_of(simulate_key, settings.pieces), plug_in, settings)
-    unit = tuple(2 / max(width, 1.0) for width in widths)
-    finest = np.pi / 2 / (np.asarray(unit) * settings.finest_wave)
-    noise = 1 / pieces_of.repeats
-    emulator, _ = fit_emulator(seen.places, seen.means, noise, finest, settings, rng)
-    codes = as_array(rng.uniform(-1, 1, size=(settings.codes, len(unit))))
-    of_codes = jax.vmap(mean_and_gain, in_axes=(None, 0, None))
-    predicted, gains = jit(of_codes, static_argnums=2)(emulator, codes, unit)
-    halves = jnp.sum(predicted**2, axis=1) / 2
-    arrays = as_array(seen.whitening), emulator, codes, predicted, halves, gains
-    return MinimumDistance(*arrays, unit, settings.farthest_step)
-
-
-def _whitened(
-    pieces: Iterable[Piece], plug_in: PlugIn, settings: MinimumDistanceSettings
-) -> _Whitened:
-    """Means of units in the directions in which they differ most, in units of the noise."""
+def mean_summaries(pieces: Iterable[Piece], plug_in: PlugIn) -> MeanSummaries:
+    """From simulations; `plug_in` standardises summaries."""
 
     @jit
     def moments(inputs: Array) -> tuple[Array, Array]:
@@ -154,18 +125,72 @@ def _whitened(
         means.append(np.asarray(mean, np.float64))
         within = within + np.asarray(noise, np.float64)
         units, repeats = units + len(mean), piece.inputs.shape[1]
-    mean, within = np.concatenate(means), np.asarray(within) / units
-    whitening = _directions(np.cov(mean.T), within, repeats, settings)
-    return _Whitened(np.concatenate(places), (mean @ whitening).astype(np.float32), whitening)
+    return MeanSummaries(
+        np.concatenate(places), np.concatenate(means), np.asarray(within) / units, repeats
+    )
+
+
+def fit_minimum_distance(
+    seen: MeanSummaries,
+    widths: Sequence[float],
+    settings: MinimumDistanceSettings,
+    among: np.ndarray,
+    *,
+    key: Key,
+) -> MinimumDistance | None:
+    """From simulations of the problem to be trained on; None where summaries tell too little.
+
+    Args:
+        seen: mean summaries, and their noise.
+        widths: of the ranges of theta, in standard deviations.
+        settings: how many waves and steps.
+        among: the summaries that may be compared.
+        key: for the waves.
+    """
+    rng = host_random(key)
+    whitening = _directions(np.cov(seen.means.T), seen.within, seen.repeats, among, settings)
+    if whitening.shape[1] < len(widths):
+        return None
+    unit = tuple(2 / max(width, 1.0) for width in widths)
+    finest = np.pi / 2 / (np.asarray(unit) * settings.finest_wave)
+    means = (seen.means @ whitening).astype(np.float32)
+    noise = 1 / seen.repeats
+    emulator, _ = fit_emulator(seen.places, means, noise, finest, settings, rng)
+    codes = codes_of(emulator, unit, settings.codes, rng)
+    return MinimumDistance(as_array(whitening), emulator, *codes, unit, settings.farthest_step)
+
+
+def with_codes(distance: MinimumDistance, count: int, *, key: Key) -> MinimumDistance:
+    """The same with so many values of theta of which the nearest is the first estimate."""
+    codes = codes_of(distance.emulator, distance.unit, count, host_random(key))
+    fields = ("codes", "predicted", "halves", "gains")
+    return dataclasses.replace(distance, **dict(zip(fields, codes, strict=True)))
+
+
+def codes_of(
+    emulator: Emulator, unit: tuple[float, ...], count: int, rng: np.random.Generator
+) -> tuple[Array, Array, Array, Array]:
+    """Places, mean summaries there, half of the squares of these, and gains."""
+    codes = as_array(rng.uniform(-1, 1, size=(count, len(unit))))
+    of_codes = jax.vmap(mean_and_gain, in_axes=(None, 0, None))
+    predicted, gains = jit(of_codes, static_argnums=2)(emulator, codes, unit)
+    return codes, predicted, jnp.sum(predicted**2, axis=1) / 2, gains
 
 
 def _directions(
-    between: np.ndarray, within: np.ndarray, repeats: int, settings: MinimumDistanceSettings
+    between: np.ndarray,
+    within: np.ndarray,
+    repeats: int,
+    among: np.ndarray,
+    settings: MinimumDistanceSettings,
 ) -> np.ndarray:
     """Combinations of summaries with noise of variance 1, those with most signal, (p, s)."""
     size = np.diagonal(within)
     ratio = np.where(size > 0, np.diagonal(between) / np.where(size > 0, size, 1.0), 0.0)
-    kept = np.sort(np.argsort(-ratio)[: min(settings.largest_whitened, int((size > 0).sum()))])
+    among = among[size[among] > 0]
+    kept = np.sort(among[np.argsort(-ratio[among])[: settings.largest_whitened]])
+    if not len(kept):
+        return np.zeros((len(within), 0))
     power, axes = np.linalg.eigh(within[np.ix_(kept, kept)])
     good = power > settings.least_noise * power[-1]
     even = axes[:, good] / np.sqrt(power[good])

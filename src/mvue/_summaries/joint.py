@@ -16,6 +16,7 @@ from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
 from .layout import Layout, Part
+from .moments import Moments, joined
 from .ordered import OrderedStatistics, ordered_statistics, typical_offset
 from .sets import Statistics, against_noise, principal_axes, whitening_of
 from .settings import SummariesSettings
@@ -61,9 +62,13 @@ class JointStatistics(Frozen):
     """Of all of the measurement."""
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
-        """What the network sees, part by part."""
-        parts = [s.inputs(part) for s, part in self._split(x)]
-        return jnp.concatenate([*parts, *self._between(x), *self._own(x)])
+        """What the network sees."""
+        return joined(self.moments(x))
+
+    def moments(self, x: Measurement) -> list[Moments]:
+        """The inputs, part by part."""
+        parts = [one for s, part in self._split(x) for one in s.moments(part)]
+        return parts + [Moments(None, part) for part in (*self._between(x), *self._own(x))]
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
         """Statistics in natural units of each part, and products and differences between sets.
@@ -135,6 +140,21 @@ def choose_statistics(
     leaves = tuple(part.leaves for part in layout.parts)
     given = OwnSummaries(tuple(own)) if own else None
     return JointStatistics(tuple(parts), leaves, settings, given)
+
+
+def moment_orders(statistics: Summaries, x: Measurement) -> list[int | None]:
+    """The order of each input that is a moment of x, as in `Moments`; None for the others."""
+    if not isinstance(statistics, (Statistics, OrderedStatistics, JointStatistics)):
+        return [None] * jax.eval_shape(statistics.inputs, x).shape[0]
+    orders: list[int | None] = []
+
+    def sizes(x: Measurement) -> list[Array]:
+        parts = statistics.moments(x)
+        orders.extend(part.order for part in parts)
+        return [part.values for part in parts]
+
+    found = jax.eval_shape(sizes, x)
+    return [order for order, part in zip(orders, found, strict=True) for _ in range(part.shape[0])]
 
 
 def _of_part(

@@ -21,6 +21,7 @@ from .._runtime.jit import as_array, jit
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten
+from .moments import Moments, joined
 from .settings import SummariesSettings
 
 LARGEST_DFT = 512  # samples whose Fourier transform is a product with a matrix: faster in batches
@@ -42,13 +43,22 @@ class OrderedStatistics(Frozen):
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees."""
+        return joined(self.moments(x))
+
+    def moments(self, x: Measurement) -> list[Moments]:
+        """The inputs, part by part."""
         numbers = self._numbers(x)
         square = jnp.mean(numbers**2)
         floor = self.settings.relative_floor
-        parts = [self._raw(numbers), jnp.stack([square, jnp.log(jnp.sqrt(square) + floor)])]
+        parts = [
+            Moments(1, self._raw(numbers)),
+            Moments(2, square[None]),
+            Moments(None, jnp.log(jnp.sqrt(square) + floor)[None]),
+        ]
         if self.positive and self.subspace is None:
-            parts.append(jnp.log(jnp.maximum(numbers, 0.0) + floor**2))
-        return jnp.concatenate([*parts, *self._products(numbers), *self._of_neighbours(x)])
+            parts.append(Moments(None, jnp.log(jnp.maximum(numbers, 0.0) + floor**2)))
+        parts += [Moments(2, products) for products in self._products(numbers)]
+        return parts + self._of_neighbours(x)
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
         """Statistics of which estimates are sums: first and second moments."""
@@ -80,17 +90,18 @@ class OrderedStatistics(Frozen):
             return values[..., None]
         return jnp.moveaxis(values, self.channel_axis, -1)
 
-    def _of_neighbours(self, x: Measurement) -> list[Array]:
+    def _of_neighbours(self, x: Measurement) -> list[Moments]:
         if self.kind == "vector":
             return []
         values = self._array(x)
-        parts = [*self._second_moments(x), self._correlations(values), *self._marginal(values)]
+        others = [self._correlations(values), *self._marginal(values)]
         if self.kind == "series":
-            parts += self._sizes(values) + self._log_spectrum(values)
-        return parts
+            others += self._sizes(values) + self._log_spectrum(values)
+        found = [Moments(2, part) for part in self._second_moments(x)]
+        return found + [Moments(None, part) for part in others]
 
     def _second_moments(self, x: Measurement) -> list[Array]:
-        """Products at lags about the mean, products of means, and the spectrum of a series."""
+        """The mean, its products, products at lags about it, and the spectrum of a series."""
         if self.kind == "vector":
             return []
         values = self._array(x)

@@ -19,6 +19,7 @@ from .._numerics.sorting import LONGEST, sort
 from .._serialise.registry import register
 from ..nn._frozen import Affine, Frozen
 from ..nn._measurements import flatten, stack_elements
+from .moments import Moments, joined
 from .settings import SummariesSettings
 
 Kind = Literal["scalars", "vectors", "flat"]
@@ -54,13 +55,17 @@ class Statistics(Frozen):
 
     def inputs(self, x: Measurement) -> Float[Array, " p"]:
         """What the network sees: statistics whose size is tame whatever the scale of x."""
+        return joined(self.moments(x))
+
+    def moments(self, x: Measurement) -> list[Moments]:
+        """The inputs, part by part."""
         if self.kind == "flat":
-            return self._of_numbers(flatten(x))
+            return [Moments(None, self._of_numbers(flatten(x)))]
         rows = self.rows(x)
         if self.kind == "vectors":
-            parts = [*self._of_powers(rows), *self._mean_in_noise(rows)]
-            return jnp.concatenate([_of_vectors(rows, self.settings), *parts])
-        return self._of_scalars(rows[:, 0])
+            others = [*self._of_powers(rows), *self._mean_in_noise(rows)]
+            return [*_of_vectors(rows, self.settings), *(Moments(None, part) for part in others)]
+        return [Moments(None, self._of_scalars(rows[:, 0]))]
 
     def natural(self, x: Measurement) -> Float[Array, " p"]:
         """Statistics in the units of x and of its powers, whose sums are estimates themselves."""
@@ -217,23 +222,25 @@ def _quantiles(ordered: Float[Array, " n"], count: int) -> Float[Array, " q"]:
     return ordered[below] * (1 - share) + ordered[np.minimum(below + 1, last)] * share
 
 
-def _of_vectors(rows: Float[Array, "n p"], settings: SummariesSettings) -> Float[Array, " f"]:
+def _of_vectors(rows: Float[Array, "n p"], settings: SummariesSettings) -> list[Moments]:
     """Means and second moments, and these as scales, correlations and regressions."""
-    mean, parts = jnp.mean(rows, axis=0), []
+    parts = [Moments(1, jnp.mean(rows, axis=0))]
     if rows.shape[1] > settings.largest_pairs:
         power = jnp.mean(rows**2, axis=0)
-        return jnp.concatenate([mean, power, jnp.log(_root(power)), jnp.var(rows, axis=0)])
+        parts += [Moments(2, power), Moments(None, jnp.log(_root(power)))]
+        return [*parts, Moments(2, jnp.var(rows, axis=0))]
     upper = functools.partial(_upper, largest=settings.largest_pairs)
     for moments, freedom in _second_moments(rows, settings.largest_inverse):
         p = moments.shape[0]
         scales, correlations = _scales_and_correlations(moments)
-        parts += [upper(moments), jnp.log(scales), upper(correlations, 1)]
+        others = [jnp.log(scales), upper(correlations, 1)]
         if freedom > p:
             factor = cholesky(correlations + 1e-6 * jnp.eye(p))
             diagonal = jnp.diagonal(factor)
             regressions = factor / diagonal[None, :]
-            parts += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
-    return jnp.concatenate([mean, *parts])
+            others += [jnp.log(diagonal)[1:], regressions[np.tril_indices(p, -1)]]
+        parts += [Moments(2, upper(moments)), *(Moments(None, part) for part in others)]
+    return parts
 
 
 def _natural_of_vectors(
