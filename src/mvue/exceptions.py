@@ -61,6 +61,10 @@ class BiasToleranceWarning(UserWarning):
     """No bias weight brings the bias below the tolerance that was asked for."""
 
 
+class CoverageWarning(UserWarning):
+    """Intervals cover less often than they should somewhere in the range, in simulations."""
+
+
 class UnreachedPrecisionWarning(UserWarning):
     """Monte Carlo stopped at its largest number of draws, short of the precision asked for."""
 

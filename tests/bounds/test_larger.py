@@ -102,6 +102,33 @@ def test_several_components_and_nuisances(key):
     assert (np.abs(bound.matrix - smallest) < 4.5 * bound.se).all()
 
 
+def test_what_no_data_tell_has_an_infinite_bound():
+    """As that of Cramér and Rao, which it is never below."""
+    prior = {"a": dist.Uniform(0.0, 1.0), "b": dist.Uniform(1.0, 2.0)}
+    both = mvue.Problem.from_likelihood(
+        prior,
+        lambda t: dist.Normal(t["a"] + t["b"], 1.0).expand((N,)),
+        target=lambda t: jnp.stack([t["a"], t["a"] + t["b"]]),
+    )
+    bound = mvue.bhattacharyya(both, {"a": 0.5, "b": 1.5})
+    assert bound.matrix[0, 0] == np.inf
+    assert np.isnan(bound.matrix[0, 1])
+    assert abs(bound.matrix[1, 1] - 1 / N) < 4.5 * bound.se[1, 1]
+    square = iid(dist.Uniform(-1.0, 1.0), lambda t: dist.Normal((t - 0.25) ** 2, 1.0))
+    for order in (1, 2, 3):
+        assert mvue.bhattacharyya(square, 0.25, order=order).matrix[0, 0] == np.inf
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_of_few_yes_and_no_only_low_powers_have_estimators(order):
+    two = mvue.Problem.from_likelihood(
+        dist.Uniform(0.1, 0.9),
+        lambda t: dist.Bernoulli(probs=t).expand((2,)),
+        target=lambda t: t**3,
+    )
+    assert np.isinf(mvue.bhattacharyya(two, 0.4, order=order).matrix[0, 0]) == (order > 2)
+
+
 def test_bad_input():
     simulator = mvue.Problem(dist.Uniform(0.0, 1.0), lambda key, y: y + jr.normal(key))
     for function in (mvue.bhattacharyya, mvue.barankin):

@@ -39,6 +39,16 @@ def test_nearly_equal_readings_are_outside(known, seed, spread):
     assert known.outside(sizes * (1 + spread * rng.normal(size=(200, *TEN)))).all()
 
 
+def test_one_reading_that_is_far_from_the_others_is_outside(known, seed):
+    """Of ten numbers, it makes up the spread, beside which it is not far; the others tell."""
+    some = times(np.random.default_rng(seed + 60), 1000, 1.0, 2.0)
+    some[:, 0] = 200 * some[:, 1:].mean(axis=1)
+    assert known.outside(some).mean() > 0.9
+    # Of two numbers one cannot say so.
+    pairs = np.random.default_rng(seed).normal(size=(4000, 2, 1))
+    assert InputRange.of_draws([pairs], is_set=True).outside(1.1 * pairs[:100]).mean() < 0.05
+
+
 def test_a_small_spread_beside_the_size_is_not_outside_where_training_had_it(seed):
     rng = np.random.default_rng(seed)
     draws = lambda n: rng.normal(rng.uniform(-100, 100, size=(n, 1, 1)), 1.0, size=(n, *TEN))  # noqa: E731

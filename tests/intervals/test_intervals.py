@@ -259,6 +259,20 @@ def test_a_fit_makes_them_once_and_files_keep_them(tmp_path):
     np.testing.assert_allclose(again.upper, found.upper, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("factor", "warns"), [(1.0, False), (2.0, True), (20.0, True)])
+def test_errors_that_jump_with_the_parameter_are_warned_about(factor, warns, key):
+    problem = mvue.Problem(
+        dist.Uniform(0.0, 2.0),
+        lambda k, t: t + 0.1 * jnp.where(t > 1.0, factor, 1.0) * jr.normal(k, (4,)),
+        names=("level",),
+    )
+    if not warns:
+        mvue.interval(jnp.mean, problem, key=key)
+        return
+    with pytest.warns(mvue.exceptions.CoverageWarning, match=r"near level = (0\.9|1\.0)"):
+        mvue.interval(jnp.mean, problem, key=key)
+
+
 def test_files_do_not_keep_the_intervals_of_another_estimator(tmp_path, line):
     """They know what they were made for: names, the shape of a measurement, and the weights."""
     made = lambda estimator, problem: mvue.interval(  # noqa: E731

@@ -357,6 +357,22 @@ def test_theta_that_is_not_given_is_said(seed):
     assert_same(more, LinearBCE(5.0).fit(x, y, theta=y))
 
 
+@pytest.mark.parametrize("spoil", [{0: 100.0}, {0: 1e12}, dict.fromkeys(range(3), 0.0)])
+def test_theta_with_a_few_wrong_entries(spoil, seed):
+    """Functions that resolve a few rows alone would predict them as badly as can be."""
+    rng = np.random.default_rng(seed)
+    y = rng.uniform(1, 3, 400)
+    x = np.column_stack([y + 0.3 * rng.normal(size=400), y**2 + 0.5 * rng.normal(size=400)])
+    theta = y.copy()
+    theta[list(spoil)] = list(spoil.values())
+    pairs = pairs_of(x, y[:, None], None, theta[:, None])
+    moments = pairs.moments(x, y[:, None], slice(None))
+    scatter = (x - x.mean(axis=0)).T @ (x - x.mean(axis=0))
+    noise = (scatter - moments.between_xx) / (400 - moments.functions)
+    # The standard deviation of a variance of some 370 normal numbers is 7 % of it.
+    np.testing.assert_allclose(np.diag(noise), [0.09, 0.25], rtol=0.3)
+
+
 def test_cross_validation_without_repeats_sees_the_bias(seed):
     rng = np.random.default_rng(seed)
     x, theta, signal, _ = errors_in_variables(rng, 3000)

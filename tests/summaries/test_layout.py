@@ -77,6 +77,12 @@ def test_layouts_are_recognised(name, swept_key):
     assert not found.told
 
 
+def test_one_number_is_a_set_without_an_axis(key):
+    found = layout(lambda k, t: t + 0.3 * jr.normal(k), key)
+    assert kinds(found) == [("set", None)]
+    assert not found.is_one_set
+
+
 def test_several_arrays_have_layouts_of_their_own(key):
     def simulate(key, theta):
         one, two, three = jr.split(key, 3)

@@ -165,6 +165,21 @@ def test_hidden_constants_are_told_apart(tmp_path):
         small_fit(tmp_path, problem=table_problem(1.001), network=network, steps=3)
 
 
+def test_small_constants_beside_large_ones_are_told_apart(tmp_path):
+    """In one array, as a speed of propagation and a standard deviation may be."""
+
+    def units(sd):
+        both = jnp.array([1500.0, sd])
+        noisy = lambda key, t: t * both[0] / 1500.0 + both[1] * jr.normal(key, (3,))  # noqa: E731
+        return mvue.Problem(dist.Uniform(0.0, 1.0), noisy)
+
+    network = eqx.nn.MLP(3, 1, 4, 1, key=jr.key(0))
+    small_fit(tmp_path, problem=units(0.05), network=network, steps=3)
+    small_fit(tmp_path, problem=units(0.05), network=network, steps=3)
+    with pytest.raises(mvue.exceptions.CheckpointError, match="another training run"):
+        small_fit(tmp_path, problem=units(0.1), network=network, steps=3)
+
+
 def test_hidden_learning_rates_are_told_apart(tmp_path):
     def optimizer(rate):
         return optax.inject_hyperparams(optax.adam)(learning_rate=rate)

@@ -161,6 +161,19 @@ def test_checkpoints_know_theta(key, tmp_path):
         mvue.fit_data(mvue.Repeats.from_rows(x, y, theta=theta**2), **call)
 
 
+def test_checkpoints_know_all_of_the_data(key, tmp_path, monkeypatch):
+    """Also what is not in the first pool."""
+    monkeypatch.setattr("mvue._training.pools.POOL_BYTES", 4 * 3 * 50)
+    x, y, theta = pairs_of(np.random.default_rng(0), 600)
+    call = {"key": key, "hidden": (3,), "steps": 5, "checkpoint": tmp_path}
+    mvue.fit_data(mvue.Repeats.from_rows(x, y, theta=theta), **call)
+    for row in (0, 300, 599):
+        other = x.copy()
+        other[row] *= -3
+        with pytest.raises(mvue.exceptions.CheckpointError, match="data"):
+            mvue.fit_data(mvue.Repeats.from_rows(other, y, theta=theta), **call)
+
+
 def test_few_repeats_are_pairs_and_many_are_not(key):
     """Draws of theta in single precision collide now and then."""
     x, y, theta = pairs_of(np.random.default_rng(0), 200)

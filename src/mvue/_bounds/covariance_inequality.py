@@ -19,6 +19,8 @@ from .monte_carlo import GROUPS, SCORE_LIMIT, SHARE_LIMIT, group_error
 MOST_POINTS = 8
 GAIN = 1e-3  # relative, from which on a further test point is taken
 KEPT = 1e-9  # eigenvalues of G with unit diagonal that are not rounding
+NULL = 1e-12  # the same that are zero
+PART = 1e-6  # share of what unbiasedness asks for along them from which on no estimator has it
 
 
 class Halves:
@@ -43,7 +45,7 @@ class Halves:
         weights = _weights(self.moments[0][np.ix_(which, which)], d)
         seen = self.parts[1][:, which] @ weights  # (samples, d)
         groups = np.stack([part.T @ part / len(part) for part in np.array_split(seen, GROUPS)])
-        share = (seen**2).max(axis=0) / (seen**2).sum(axis=0)
+        share = (seen**2).max(axis=0) / np.maximum((seen**2).sum(axis=0), np.finfo(float).tiny)
         if (share > SHARE_LIMIT).any():
             raise IrregularModelError(
                 f"one draw in {len(seen):,} makes up {share.max():.0%} of the average: the bound "
@@ -53,7 +55,9 @@ class Halves:
         proven = d @ weights
         solved = np.linalg.pinv(groups.mean(axis=0), hermitian=True)
         left = proven @ solved
-        return left @ proven.T, group_error(left @ groups @ left.T)
+        lost = _lost(self.moments[0][np.ix_(which, which)], d)
+        error = _infinite(group_error(left @ groups @ left.T), lost, np.nan)
+        return _infinite(left @ proven.T, lost, np.inf), error
 
 
 class Exact(NamedTuple):
@@ -70,16 +74,42 @@ class Exact(NamedTuple):
         self, covariances: np.ndarray, which: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The bound, and no error."""
-        return self.guess(covariances, which), None
+        lost = _lost(self.matrix[np.ix_(which, which)], covariances[:, which])
+        return _infinite(self.guess(covariances, which), lost, np.inf), None
 
 
 def _weights(matrix: np.ndarray, covariances: np.ndarray) -> np.ndarray:
     """G⁻¹ Dᵀ on the directions that rounding leaves, (functions, d)."""
-    unit = 1 / np.sqrt(np.maximum(np.diag(matrix), np.finfo(float).tiny))
-    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
-    good = values > KEPT * values.max()
-    vectors = vectors[:, good] * unit[:, None]
+    values, vectors = _axes(matrix)
+    good = values > KEPT * values.max(initial=0.0)
+    vectors = vectors[:, good]
     return (vectors / values[good]) @ (vectors.T @ covariances.T)
+
+
+def _lost(matrix: np.ndarray, covariances: np.ndarray) -> np.ndarray:
+    """Components that no estimator of finite variance is unbiased for, (d,).
+
+    A combination of the functions that is zero, whatever the data, would have a covariance with it.
+    """
+    values, vectors = _axes(matrix)
+    zero = vectors[:, values <= NULL * len(values)]
+    asked = np.linalg.norm(covariances @ zero, axis=1)
+    return np.asarray(asked > PART * (np.abs(covariances) @ np.linalg.norm(zero, axis=1)))
+
+
+def _axes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of G with unit diagonal, and its axes in the units of the functions."""
+    diagonal = np.diag(matrix)
+    unit = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
+    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
+    return values, vectors * unit[:, None]
+
+
+def _infinite(matrix: np.ndarray, lost: np.ndarray, variance: float) -> np.ndarray:
+    """The matrix with this variance for components that are lost, and no covariances."""
+    found = np.where(lost[:, None] | lost[None, :], np.nan, matrix)
+    np.fill_diagonal(found, np.where(lost, variance, np.diag(matrix)))
+    return found
 
 
 def greedy(

@@ -16,7 +16,7 @@ from .._runtime.progress import SILENT, Progress, progress_for
 from ..exceptions import BoundError, IrregularModelError
 from .gaussian import gaussian_informations
 from .monte_carlo import GROUPS, LEAST_SAMPLES, group_error, sampled_informations
-from .regularity import outside_of_model, refuse_moving_support, refuse_wrong_scale
+from .regularity import outside_of_model, refuse_moving_support, refuse_wrong_likelihood
 from .result import Information, Informations, layout_of, one_theta
 from .scalar import integrated_informations
 
@@ -155,7 +155,7 @@ def _by_method(
         )
         found.replace(left, sampled)
     refuse_moving_support(problem, layout, flat, found, key)
-    refuse_wrong_scale(problem, layout, flat, found, left, key)  # quadrature sees it by itself
+    refuse_wrong_likelihood(problem, layout, flat, found, key)
     return found
 
 

@@ -40,6 +40,7 @@ from .regularity import outside_of_model
 from .result import layout_of, one_theta
 
 DEFAULT_SAMPLES = 2**15
+ROUNDING = 1e-9  # of a derivative, over the product of as many scores
 MOST_FUNCTIONS = 64
 CANDIDATES = 48  # on each side of theta, along each coordinate
 JOINT_CANDIDATES = 128  # that differ from theta in all coordinates
@@ -114,7 +115,8 @@ def second_order_variances(
     with _forgetting(problem, layout, flats[0]):
         for flat in flats:
             try:
-                found.append(np.diag(derivatives.bound(flat, key, samples)[0]))
+                variances = np.diag(derivatives.bound(flat, key, samples)[0])
+                found.append(np.where(np.isfinite(variances), variances, np.nan))
             except Exception:  # a second derivative may fail in a user's function in any way
                 found.append(np.nan)
     _, y = problem.shapes()
@@ -165,9 +167,17 @@ class _LikelihoodDerivatives:
         covariances = in_double_precision(
             lambda: np.asarray(self._of_y(jnp.asarray(flat)), np.float64)
         )
-        values = self._simulated(flat, key, samples)
+        values = self._without_rounding(self._simulated(flat, key, samples))
         refuse_irregular(values, [f"a derivative of order {len(i)}" for i in self.numbers])
         return Halves(values).bound(covariances, np.arange(len(self.numbers)))
+
+    def _without_rounding(self, values: np.ndarray) -> np.ndarray:
+        """Zero for derivatives that are: of a polynomial likelihood the higher ones vanish."""
+        size = np.abs(values).max(axis=0)
+        scores = {i: size[k] for k, i in enumerate(self.numbers) if len(i) == 1}
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            usual = np.array([np.prod([scores[(j,)] for j in i]) for i in self.numbers])
+        return np.where(size < ROUNDING * usual, 0.0, values)
 
 
 def barankin(

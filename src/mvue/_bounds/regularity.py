@@ -74,21 +74,22 @@ def refuse_moving_support(
                 break
 
 
-def refuse_wrong_scale(
+def refuse_wrong_likelihood(
     problem: Problem,
     layout: ThetaLayout,
     flat: np.ndarray,
     found: Informations,
-    which: list[int],
     key: Key,
 ) -> None:
-    """Replace information from a log_likelihood that is off by a factor, such as 2 or 1/n.
+    """Replace information from a log_likelihood that is not that of the simulator.
 
-    Its score has mean zero all the same, and its information is off by the square. But the ratio of
-    likelihoods at two values has mean one only if they are densities. Values half a standard
-    deviation away are compared, unless something may occur there that cannot at theta.
+    It may be off by a factor, such as 2 or 1/n, or have another noise level: its score has mean
+    zero all the same, and quadrature sees a density like any other. But the ratio of likelihoods at
+    two values has mean one over simulations only if these have the density at the first. Values
+    half a standard deviation away are compared, unless something may occur there that cannot at
+    theta.
     """
-    kept = [k for k in which if found.failure[k] is None]
+    kept = [k for k, failure in enumerate(found.failure) if failure is None]
     if not kept or problem.likelihood is not None:
         return
     x, _ = problem.shapes()
@@ -108,8 +109,8 @@ def refuse_wrong_scale(
             message = (
                 "simulate and log_likelihood disagree: the ratio of the likelihood at a value "
                 f"nearby to that at theta is {mean:.3g} ± {error:.1g} on average and not 1, as if "
-                "log_likelihood were multiplied by a factor, or were not that of the whole "
-                "measurement"
+                "log_likelihood were multiplied by a factor, or were that of another noise or of a "
+                "part of the measurement"
             )
             found.fail([k], IrregularModelError(message))
 

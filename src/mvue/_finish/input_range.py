@@ -1,9 +1,9 @@
 """Novelty detection: is a measurement unlike all those of training?
 
-A measurement has up to six scores: its most extreme number, its mean, its size and its spread about
-the mean, each in units of what is usual; where its numbers have one unit, as columns of sets and
-what a simulator returns do, that spread as a share of the size; and for sets the share of elements
-that occur twice.
+A measurement has up to seven scores: its most extreme number, its mean, its size and its spread
+about the mean, each in units of what is usual; where its numbers have one unit, as columns of sets
+and what a simulator returns do, that spread as a share of the size, and how far the farthest number
+lies from the others in units of their spread; and for sets the share of elements that occur twice.
 A score is far outside if it exceeds the largest one of all training draws, widened. Of n draws, a
 further one exceeds the largest with probability 1/(n + 1), whatever their distribution and their
 number of dimensions.
@@ -36,7 +36,8 @@ FALSE_ALARMS = 1e-3
 WIDENED = 1.25
 SETTLING = 2**31 - 1  # number of the key that shows whether rows are exchangeable
 SUMMARIES = 3  # mean, size, spread
-SUMMARIES_IN_ONE_UNIT = SUMMARIES + 1  # and the spread as a share of the size
+SUMMARIES_IN_ONE_UNIT = SUMMARIES + 2  # and the relative spread, and the farthest number
+FEWEST_OTHERS = 2  # of whose spread one can speak
 HARMLESS_TIES = 0.15  # share of elements: data are recorded with so many digits
 TINY = np.finfo(np.float64).tiny
 
@@ -70,9 +71,9 @@ class InputRange(eqx.Module):
     usual: Scale
     """Of the numbers of a measurement, or of the columns of a set."""
     summaries: Scale | None
-    """Of mean and logarithms of size, spread and relative spread of a measurement, for each column
-    of a set; None for measurements of one number, or where only the numbers are judged. Model files
-    of earlier versions have fewer of these kinds."""
+    """Of mean and logarithms of size, spread, relative spread and farthest number of a measurement,
+    for each column of a set; None for measurements of one number, or where only the numbers are
+    judged. Model files of earlier versions have fewer of these kinds."""
     limits: np.ndarray
     """The largest score of each kind that is not outside; the last is that of ties, if it is one
     more than the others."""
@@ -179,17 +180,18 @@ class InputRange(eqx.Module):
         return values if self.is_set else values.reshape(len(values), -1, 1)
 
     def _summaries(self, values: np.ndarray, kinds: int) -> np.ndarray:
-        """Means over the elements, and logarithms of size, spread and relative spread, (n, q).
+        """Means over the elements, and logarithms of size, spread and the rest, (n, q).
 
-        The relative spread is that of the numbers as they are.
+        Relative spread and farthest number are those of the numbers as they are.
         """
         mean, size, spread = _moments(self._standard(values))
         values = self._elements(values)
         largest = np.maximum(np.abs(values).max(axis=1, keepdims=True), TINY)
         _, own_size, own_spread = _moments(values / largest)
         shares = own_spread / np.maximum(own_size, TINY)
-        logs = [0.5 * np.log(square + 1e-12) for square in (size, spread, shares)]
-        return np.concatenate([mean, *logs][:kinds], axis=1)
+        squares = [size, spread, shares, _rest_of_farthest(values / largest)]
+        logs = [0.5 * np.log(square + 1e-12) for square in squares[: kinds - 1]]
+        return np.concatenate([mean, *logs], axis=1)
 
 
 def _widening(count: int) -> float:
@@ -247,6 +249,19 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means over the elements of measurements, their squares about zero and about the mean."""
     mean = values.mean(axis=1, keepdims=True)
     return mean[:, 0], np.mean(values**2, axis=1), np.mean((values - mean) ** 2, axis=1)
+
+
+def _rest_of_farthest(values: np.ndarray) -> np.ndarray:
+    """The variance of all elements but the farthest from the mean, in units of its distance."""
+    n = values.shape[1]
+    if n <= FEWEST_OTHERS:
+        return np.ones((len(values), values.shape[2]))
+    centred = values - values.mean(axis=1, keepdims=True)
+    farthest = np.abs(centred).max(axis=1)
+    centred = centred / np.where(farthest > 0, farthest, 1.0)[:, None]
+    others = (np.sum(centred**2, axis=1) - 1) / (n - 1) - 1 / (n - 1) ** 2
+    # Where all are equal, none is far from the others.
+    return np.where(farthest > 0, np.maximum(others, 0.0), 1.0)
 
 
 def _ties(values: np.ndarray) -> np.ndarray:

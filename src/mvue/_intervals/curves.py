@@ -23,6 +23,7 @@ BEYOND = 0.15  # of a range: so far the variance is continued for estimates outs
 WINSORIZED = 25.0  # squared errors beyond, in units of the variance, count as this
 SPLINES = (1, 2, 3, 4, 6, 8, 11, 15, 20, 28, 40)  # terms of which quantiles are made
 MOST_VALUES = 4096  # of an estimate that counts as discrete
+SHORT, SURE = 0.03, 5.0  # of coverage, and standard errors of it, that are worth a warning
 SAME = 1e-6  # of the range: estimates that differ by rounding
 
 
@@ -223,6 +224,28 @@ def learn(y: np.ndarray, t: np.ndarray, failures: int, level: float) -> Interval
         failures=failures,
     )
     return dataclasses.replace(found, **_ellipse(found, y, t))
+
+
+def missed(
+    curves: IntervalCurves, y: np.ndarray, t: np.ndarray, level: float
+) -> list[tuple[int, float, float]]:
+    """Components that intervals cover too rarely somewhere, where that is, and how often they do.
+
+    Smooth curves do not follow errors that change abruptly with the parameter.
+    """
+    lower, upper, _ = curves.ends(t, level)
+    found = []
+    for j in range(y.shape[1]):
+        order = np.argsort(y[:, j], kind="stable")
+        covered = ((lower[:, j] <= y[:, j]) & (y[:, j] <= upper[:, j]))[order]
+        bins = max(1, len(order) // BIN)
+        shares = np.array([part.mean() for part in np.array_split(covered, bins)])
+        places = np.array([part.mean() for part in np.array_split(y[order, j], bins)])
+        error = math.sqrt(level * (1 - level) * bins / len(order))
+        worst = int(shares.argmin())
+        if level - shares[worst] > max(SHORT, SURE * error):
+            found.append((j, float(places[worst]), float(shares[worst])))
+    return found
 
 
 def _ellipse(curves: IntervalCurves, y: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:

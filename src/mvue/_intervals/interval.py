@@ -17,8 +17,8 @@ from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
 from .._core.sampling import MOST_BATCHES, Simulations
 from .._core.types import Estimator, Key, Measurement
-from ..exceptions import NonFiniteWarning
-from .curves import IntervalCurves, draws_for, learn
+from ..exceptions import CoverageWarning, NonFiniteWarning
+from .curves import IntervalCurves, draws_for, learn, missed
 from .host import as_jax_function, example_of, own_errors
 
 SIMULATIONS = 2**17
@@ -218,6 +218,17 @@ def interval(
             stacklevel=2,
         )
     curves = learn(truth, estimates, failures, level)
+    names = problem.names or tuple(f"y[{j}]" for j in range(y.shape[0]))
+    if method == "inverted":
+        for j, place, share in missed(curves, truth, estimates, level):
+            warnings.warn(
+                f"intervals of {names[j]} cover {share:.0%} instead of {level:.0%} near "
+                f"{names[j]} = {place:.4g}: errors change there more abruptly than smooth "
+                "functions of the parameter do. Judge them with assess(level=...), or make "
+                "intervals for either part of the range by itself",
+                CoverageWarning,
+                stacklevel=2,
+            )
     predictor = estimator if isinstance(estimator, Predictor) else None
     if predictor is None or predictor._spec is None:
         predictor = _Plain(function, MeasurementSpec(x))

@@ -14,6 +14,7 @@ from .._data.units import group_rows
 from .grouped_moments import MomentSummary
 
 LEAST_ROWS = 8  # fewer show no regression
+LEAST_OF_OTHERS = 0.2  # share of a row's own prediction that must come from other rows
 
 
 class Pairs(NamedTuple):
@@ -37,8 +38,9 @@ class Pairs(NamedTuple):
             return found._replace(between_xx=scatter)
         axes, _ = np.linalg.qr(functions)
         kept = 1 - np.einsum("nq,nq->n", axes, axes)
-        # A row that alone decides about a function predicts nothing of itself.
-        alone = kept < 1e-9
+        # A row that nearly alone decides about a function, as one whose theta is like no other, is
+        # predicted by the others as badly as can be. Which rows these are depends on theta alone.
+        alone = kept < LEAST_OF_OTHERS
         rest = (x - axes @ (axes.T @ x)) / np.where(alone, np.inf, kept)[:, None]
         noise = x.T @ rest / max(n - alone.sum(), 1)
         noise = (noise + noise.T) / 2

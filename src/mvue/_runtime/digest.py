@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 TOLERANCE = 1e-4  # of numbers that are the same but for rounding
+ROUNDING = 16  # last digits of the largest number in an array: where it is zero but for rounding
+MOST_NUMBERED = 256  # numbers of a constant, which may have units of their own
 
 _ARRAYS = (np.ndarray, jax.Array)
 
@@ -34,7 +36,7 @@ def program_identity(program: Any) -> dict[str, Any]:
         if isinstance(node, (list, tuple)):
             return f"({' '.join(described(child, numbers) for child in node)})"
         if isinstance(node, (*_ARRAYS, float, np.floating)):
-            found = arrays_identity(node)
+            found = arrays_identity(node, each=MOST_NUMBERED)
             numbers += found["numbers"]
             return found["exact"]
         if hasattr(node, "jaxpr"):  # closed
@@ -75,8 +77,14 @@ def program_identity(program: Any) -> dict[str, Any]:
     return {"exact": _text_digest(described(program, numbers)), "numbers": numbers}
 
 
-def arrays_identity(tree: PyTree) -> dict[str, Any]:
-    """Shapes, dtypes and whole numbers of all arrays in a tree, and two numbers for each other."""
+def arrays_identity(tree: PyTree, each: int = 1) -> dict[str, Any]:
+    """Shapes, dtypes and whole numbers of all arrays in a tree, and two numbers for each other.
+
+    Args:
+        tree: the arrays.
+        each: up to which size all numbers of an array stand for themselves, however small some are
+            beside others.
+    """
     digest, numbers = hashlib.sha256(), []
     for leaf in jax.tree.leaves(tree):
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -91,14 +99,17 @@ def arrays_identity(tree: PyTree) -> dict[str, Any]:
         flat = array.astype(np.float64).ravel()
         finite = np.isfinite(flat)
         digest.update(f"{np.flatnonzero(~finite).tolist()} ".encode())
-        numbers += _typical(np.where(finite, flat, 0.0))
+        flat = np.where(finite, flat, 0.0)
+        if flat.size > each:
+            numbers += _typical(flat)
+        else:
+            noise = ROUNDING * np.finfo(array.dtype).eps * np.abs(flat).max(initial=0.0)
+            numbers += np.where(np.abs(flat) > noise, flat, 0.0).tolist()
     return {"exact": digest.hexdigest()[:16], "numbers": numbers}
 
 
 def _typical(flat: np.ndarray) -> list[float]:
     """The size of some numbers, and a sum that differs if any of them does, of the same order."""
-    if flat.size <= 1:
-        return flat.tolist()
     size = float(np.sqrt(np.mean(flat**2)))
     weights = np.random.default_rng(flat.size).normal(size=flat.size)
     return [size, 5 * size + float(flat @ weights) / flat.size**0.5]

@@ -21,7 +21,7 @@ FEW_DIRECTIONS = 4  # of theta; so many times more are looked at in so many time
 def sets_in(draw: Draw, settings: ExchangeabilitySettings) -> list[tuple[int, ...]]:
     """Leaves of x that are sets, each by itself or several row by row: groups of their numbers.
 
-    Leaves that are not mentioned have an order. A measurement of one number is a set of one.
+    Leaves that are not mentioned have an order. An array of one number is a set of one.
     """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw.x)]
     if len(leaves) == 1 and leaves[0][0, 0].size == 1:

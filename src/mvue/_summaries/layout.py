@@ -27,8 +27,8 @@ class Part(NamedTuple):
     leaves: tuple[int, ...]
     """Which arrays of x, by their numbers."""
     axis: int | None = None
-    """Of a set, the axis that counts the elements; of a series or image, that of the channels,
-    None if it has but one."""
+    """Of a set, the axis that counts the elements, None for a single number; of a series or image,
+    that of the channels, None if it has but one."""
 
 
 class Layout(NamedTuple):
@@ -73,7 +73,8 @@ def layout_of(
         ]
         return Layout(_joined(kinds), True)
     found = [] if problem.exchangeable is False else sets_in(pilot, tests)
-    parts = [Part("set", group, 0) for group in found]
+    # A single number is a set of one, but has no axis that counts it.
+    parts = [Part("set", group, 0 if shapes[group[0]] else None) for group in found]
     seen = {i for group in found for i in group}
     for i, shape in enumerate(shapes):
         if i in seen:

@@ -23,7 +23,6 @@ from .._data.theta_basis import ThetaBasis, is_bank
 from .._default.description import describe_estimator
 from .._finish.input_range import trained_on_rows
 from .._runtime.devices import mesh_for
-from .._runtime.digest import arrays_digest
 from .._runtime.progress import progress_for
 from ..exceptions import NoRepeatsWarning
 from ..losses._functions import Penalty, effective_bias_weight
@@ -35,7 +34,7 @@ from ..nn._measurements import flatten
 from ..nn._standardize import Standardized, scale_back, scaling
 from .batches import DataBatches, PairBatches
 from .loop import Keys, Schedule, refuse_tracing, train
-from .pools import Prepared, Split, padded_pool, prepare, rounded_up
+from .pools import Prepared, Split, digest_of, padded_pool, prepare, rounded_up
 from .program import Keep, Program
 from .result import Fit
 
@@ -122,6 +121,8 @@ def fit_data(
     pairs = batch_rows + batch_units * repeats
     with stages.stage("preparing the data"):
         data = _without_copies(data)
+        # All of the data, of which a pool has only a part.
+        told_apart = "" if checkpoint is None else digest_of(data)
         prepared = prepare(data, validation, split, batch_units, rng, pairs=pairs)
         if lam > 0 and is_bank(prepared.training.sizes):
             prepared = prepared._replace(basis=_basis_of(prepared.training))
@@ -181,10 +182,7 @@ def fit_data(
         identity={
             **settings,
             "rows": prepared.rows,
-            "data": arrays_digest(
-                [training.x, training.y, training.starts]
-                + ([] if basis is None or training.theta is None else [training.theta])
-            ),
+            "data": told_apart,
         },
         started=started,
         progress=stages,

@@ -1,6 +1,7 @@
 """Pools that steps draw from: parts of fixed data, or batches that are simulated ahead of them."""
 
 import abc
+import hashlib
 import math
 from numbers import Real
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from .._data.theta_basis import ThetaBasis
 
 POOL_BYTES = 2**28  # of measurements on the device at a time
 HELD_OUT_ROWS = 2**16  # at most
+DIGESTED = 2**24  # bytes at a time
 
 Split = Literal["units", "rows"]
 
@@ -352,6 +354,26 @@ def _at_most(data: Repeats, rows: int, rng: np.random.Generator) -> Repeats:
         return data
     units = max(1, len(data.y) * rows // len(data.x))
     return data.take_units(np.sort(rng.permutation(len(data.y))[:units]))
+
+
+def digest_of(data: Repeats | SimulatedData) -> str:
+    """Of all the numbers in the data, read piece by piece."""
+    digest = hashlib.blake2b(digest_size=8)
+
+    def add(array: np.ndarray) -> None:
+        digest.update(f"{array.shape} {array.dtype.str} ".encode())
+        rows = max(1, DIGESTED // max(1, array[:1].nbytes))
+        for first in range(0, len(array), rows):
+            digest.update(np.ascontiguousarray(array[first : first + rows]).data)
+
+    if isinstance(data, Repeats):
+        for part in (data.x, data.y, data.starts, data.theta):
+            add(np.zeros(0) if part is None else np.asarray(part))
+        return digest.hexdigest()
+    for index in range(data.shard_count):
+        for part in jax.tree.leaves(data.shard(index)):
+            add(part)
+    return digest.hexdigest()
 
 
 def _bytes_of(data: SimulatedData) -> int:
