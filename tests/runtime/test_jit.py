@@ -1,6 +1,9 @@
 """Compiled programs: what they keep alive, compute once, and do in either precision."""
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import jax
@@ -106,3 +109,31 @@ def test_other_errors_are_not_tried_again():
     with pytest.raises(ValueError, match="of its own"):
         in_either_precision(fails)
     assert len(calls) == 1
+
+
+CACHED = """
+import jax, numpy as np
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswith("cache_hits")))
+import mvue
+from mvue._runtime.jit import jit
+print(jit(lambda x: np.float32(3.0) * x + 1.0)(np.ones(7, np.float32)).sum(), sum(hits))
+"""
+
+
+def test_programs_are_kept_in_the_folder_that_is_named(tmp_path):
+    """And nowhere else, unless it is named."""
+
+    def run(**named):
+        env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        command = [sys.executable, "-c", CACHED]
+        done = subprocess.run(command, env=env | named, capture_output=True, text=True, check=True)
+        total, hits = done.stdout.split()
+        assert float(total) == 28.0
+        return int(hits)
+
+    assert run() == 0
+    folder = tmp_path / "programs"
+    assert run(MVUE_CACHE_DIR=str(folder)) == 0
+    assert list(folder.iterdir())
+    assert run(MVUE_CACHE_DIR=str(folder)) > 0

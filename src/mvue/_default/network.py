@@ -31,8 +31,6 @@ from ..nn._layers import mlp, nearly_zero
 from ..nn._staged import Staged
 from .scoring import FirstState, Places, Scored, first_state, places_of, scored_network, y_of_state
 
-MUCH_BETTER = 0.9  # share of the squared error that is left
-
 
 class ToCorrect(NamedTuple):
     """What the first stage of `Corrected` makes: what the network sees, and what it corrects."""
@@ -115,9 +113,9 @@ def default_network(
 ) -> DefaultNetwork:
     """The network that `fit` builds when it is given none.
 
-    Where a start in closed form comes near the error to expect, or neither minimum distance nor a
-    richer regression on the summaries comes nearer, a perceptron corrects it; else the estimate is
-    learned in stages.
+    Where a start in closed form comes near the error to expect, or a richer regression on the
+    summaries does not come nearer, a perceptron corrects it; else the estimate is learned in
+    stages.
 
     Args:
         problem: what to train on.
@@ -130,18 +128,13 @@ def default_network(
     start = fit_baseline(pieces_of, survey, only_plug_in=correction, key=baseline_key)
     plug_in, sizes = start.plug_in, survey.recipe.network
     improvable = max(start.explained, default=1.0) > survey.recipe.baseline.improvable
-    error = max(start.error, default=0.0)
-    stages = error > sizes.good_start
-    if improvable and (stages or error > survey.recipe.minimum_distance.good):
+    if improvable and max(start.error, default=0.0) > sizes.good_start:
         places = places_of(survey, plug_in, sizes)
         nearest = _nearest(problem, survey, pieces_of, plug_in, places, key=distance_key)
-        if nearest is not None and (stages or max(nearest.start) < MUCH_BETTER * error):
+        if nearest is not None:
             return nearest
-        if stages:
-            network = scored_network(
-                survey.statistics, plug_in, places.unit, sizes, key=network_key
-            )
-            return DefaultNetwork(network, places, start.error)
+        network = scored_network(survey.statistics, plug_in, places.unit, sizes, key=network_key)
+        return DefaultNetwork(network, places, start.error)
     x, y = problem.shapes()
     d = y.shape[0]
     size, inner = plug_in.scaling.shift.shape[0] + 2 * d, None

@@ -1,11 +1,14 @@
 """A cache of compiled programs.
 
 Training compiles for seconds what may then run for one second. The folds of a cross-validation, or
-the same problem under other keys, are one program with other arrays.
+the same problem under other keys, are one program with other arrays. For other processes they are
+kept in the folder that the environment variable `MVUE_CACHE_DIR` names, if there is one.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +18,22 @@ from .devices import everywhere, replicated, same_everywhere
 from .digest import arrays_digest, constants_of
 from .jit import Recent, compiler_options
 
+CACHE_DIR = "MVUE_CACHE_DIR"
 KEPT = 16  # programs; each holds memory for as long as it may be asked for
 
 _programs: Recent[Any] = Recent(KEPT)
 _traced: Recent[tuple[Any, Any]] = Recent(KEPT)
+
+
+def use_cache_folder() -> None:
+    """Let JAX keep all that it compiles in the folder that is named, also what compiles fast."""
+    folder = os.environ.get(CACHE_DIR)
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+use_cache_folder()
 
 
 class Compiled(NamedTuple):

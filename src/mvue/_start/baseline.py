@@ -10,7 +10,7 @@ nearly the answer.
 import dataclasses
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -215,15 +215,15 @@ class _LinearFit:
         assert start.baseline is not None
         weights = start.baseline.weights
         estimate, distance = self._estimate(weights, fresh.inputs, fresh.natural)
-        beyond = jax.vmap(jax.vmap(start.plug_in.distance))(estimate)
+        beyond = jit(jax.vmap(jax.vmap(start.plug_in.distance)))(estimate)
 
-        def reach(sizes: Array) -> Array:
+        def reach(sizes: Any) -> Array:
             farthest = np.nanmax(np.asarray(sizes, np.float64), axis=(0, 1), initial=0.0)
             return as_array(np.maximum(self.settings.least_reach, WIDENED * farthest))
 
         return start._replace(
             plug_in=dataclasses.replace(start.plug_in, beyond=reach(beyond)),
-            baseline=dataclasses.replace(start.baseline, reach=reach(jnp.abs(distance))),
+            baseline=dataclasses.replace(start.baseline, reach=reach(np.abs(distance))),
         )
 
     def _fitted(self, pieces: list[Piece]) -> list[Array]:
