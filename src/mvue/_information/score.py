@@ -38,7 +38,7 @@ class Sums(NamedTuple):
     """Of moved simulations, ()."""
     change: np.ndarray
     """Signs times half the differences of pairs, (p, m)."""
-    count: np.ndarray
+    at_theta: np.ndarray
     """Of simulations at theta itself, ()."""
     total: np.ndarray
     """Of these, (m,)."""
@@ -60,13 +60,13 @@ class Sums(NamedTuple):
     @property
     def covariance(self) -> np.ndarray:
         """At theta itself, (m, m)."""
-        mean = self.total / self.count
-        return self.products / self.count - np.outer(mean, mean)
+        mean = self.total / self.at_theta
+        return self.products / self.at_theta - np.outer(mean, mean)
 
     def some(self, which: np.ndarray) -> "Sums":
         """Of some of the functions."""
         products = self.products[np.ix_(which, which)]
-        return Sums(self.pairs, self.change[:, which], self.count, self.total[which], products)
+        return Sums(self.pairs, self.change[:, which], self.at_theta, self.total[which], products)
 
 
 def added(sums: list[Sums]) -> Sums:
@@ -127,14 +127,14 @@ def learn(
     # All functions are taken where they tell more by more than chance and what more of them lose.
     sharper = bool((more > LEAST_GAIN * explained).all())
     weights, whole = np.concatenate([statistics, score], axis=1), added(parts)
-    return Learned(weights, (whole.total / whole.count) @ weights, step, sharper)
+    return Learned(weights, (whole.total / whole.at_theta) @ weights, step, sharper)
 
 
 def _weights(sums: Sums, step: float) -> list[np.ndarray]:
     """The least squares for the score for each ridge, (m, p)."""
     slopes, covariance = sums.slopes / step, sums.covariance
     deviation = np.sqrt(np.maximum(np.diag(covariance), 0))
-    size = np.sqrt(np.diag(sums.products) / sums.count)
+    size = np.sqrt(np.diag(sums.products) / sums.at_theta)
     varies = deviation > ROUNDING * size + 1e-12
     unit = np.where(varies, 1 / np.where(varies, deviation, 1.0), 0.0)
     values, vectors = np.linalg.eigh(covariance * unit[:, None] * unit)

@@ -103,8 +103,8 @@ class Around:
 
     def _finite(self, signs: np.ndarray, found: Array) -> tuple[np.ndarray, np.ndarray]:
         values = np.asarray(found, np.float64)
-        finite = np.isfinite(values).all(axis=(0, 2))
-        if not nearly_all(int(finite.sum()), len(finite)):
+        finite = np.asarray(np.isfinite(values).all(axis=(0, 2)))
+        if not nearly_all(int(finite.sum()), finite.size):
             raise BoundError(
                 f"{1 - finite.mean():.1%} of the simulations near theta are not finite: simulate "
                 "must return finite numbers there"
