@@ -72,24 +72,24 @@ def test_of_functions_of_two_parameters(swept_key):
 
 
 def test_the_learned_score_is_sharper_where_statistics_are_not_sufficient(key):
-    found = mvue.information_bound(LAPLACE, 0.5, key=key, samples=2 * SAMPLES)
+    found = mvue.information_bound(LAPLACE, 0.5, key=key, samples=SAMPLES)
     agrees(found, [[1 / N]], 1.1)
     assert found.method == "learned score"
     assert found.matrix < found.of_statistics - 2 * found.se
     own = mvue.information_bound(
-        LAPLACE, 0.5, key=key, samples=2 * SAMPLES, statistics=lambda x: jnp.sign(x - 0.5).sum()
+        LAPLACE, 0.5, key=key, samples=SAMPLES, statistics=lambda x: jnp.sign(x - 0.5).sum()
     )
     agrees(own, [[1 / N]], 1.1)
     assert own.of_statistics < found.of_statistics
 
 
 def test_printed_as_what_it_is(key):
-    found = mvue.information_bound(RATE, 2.0, key=key, samples=2**13)
+    found = mvue.information_bound(RATE, 2.0, key=key, samples=2**12)
     assert str(found).startswith(MEANING)
     assert "upper estimate of the Cramér-Rao bound" in MEANING
     assert repr(found) == str(found)
     assert "estimated bound" in found._repr_html_()
-    again = mvue.information_bound(RATE, 2.0, key=key, samples=2**13)
+    again = mvue.information_bound(RATE, 2.0, key=key, samples=2**12)
     np.testing.assert_array_equal(found.matrix, again.matrix)
 
 
@@ -108,17 +108,21 @@ SHIFTED = mvue.Problem(
 )
 
 
+def test_a_support_that_moves_is_refused(swept_key):
+    with pytest.raises(IrregularModelError, match="shrinks like δ to the power"):
+        mvue.information_bound(UNIFORM, 1.5, key=swept_key, samples=2**14)
+
+
 @pytest.mark.parametrize(
     ("problem", "theta"),
     [
-        (UNIFORM, 1.5),
         (mvue.Problem(dist.Uniform(-1.0, 1.0), both_ends, exchangeable=True), 0.2),
         (SHIFTED, {"start": 0.0, "scale": 1.0}),
     ],
 )
-def test_jumps_that_move_are_refused(problem, theta, swept_key):
+def test_jumps_besides_what_is_smooth_are_refused(problem, theta, key):
     with pytest.raises(IrregularModelError, match="shrinks like δ to the power"):
-        mvue.information_bound(problem, theta, key=swept_key, samples=SAMPLES)
+        mvue.information_bound(problem, theta, key=key, samples=2**14)
 
 
 def test_what_the_data_do_not_tell_apart(key):
@@ -129,7 +133,7 @@ def test_what_the_data_do_not_tell_apart(key):
         names=("a", "sum"),
         exchangeable=True,
     )
-    found = mvue.information_bound(problem, {"a": 0.4, "b": 0.5}, key=key, samples=SAMPLES)
+    found = mvue.information_bound(problem, {"a": 0.4, "b": 0.5}, key=key, samples=2**14)
     assert np.isinf(found.matrix[0, 0])
     assert np.isnan(found.matrix[0, 1])
     assert abs(found.matrix[1, 1] - 1 / N) < WIDTH * found.se[1, 1] + 0.005
@@ -143,10 +147,8 @@ def test_at_the_end_of_the_prior(key):
         lambda k, sd: jnp.where(sd > 0, sd, jnp.nan) * jr.normal(k, (N,)),
         exchangeable=True,
     )
-    found = mvue.information_bound(signed, 0.05, key=key, samples=SAMPLES)
+    found = mvue.information_bound(signed, 0.05, key=key, samples=2**14)
     agrees(found, [[0.05**2 / (2 * N)]], 1.06)
-    end = mvue.information_bound(RATE, 0.3, key=key, samples=SAMPLES)
-    agrees(end, [[0.3**2 / N]], 1.04)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_no_bound(problem, theta, error, message, key):
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"samples": 100}, ValueError, "samples must be at least 4096"),
+        ({"samples": 100}, ValueError, "samples must be a whole number of at least 4096"),
         ({"statistics": 3.0}, TypeError, "statistics must be a function of one measurement"),
         ({"statistics": [jnp.mean, "sum"]}, TypeError, "a Fit or a Model, got 'sum'"),
         ({"statistics": lambda x: x @ x @ x}, ValueError, r"statistics\[0\] failed on a measure"),

@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def assess(
     of: Callable[[Any], Any] | None = None,
     until: BiasLimit | None = None,
     level: float | None = None,
-    bound: Literal["estimated"] | None = None,
+    bound: str | None = None,
     progress: bool | None = None,
 ) -> Report:
     """Measure bias, variance and MSE at chosen values of the parameter, with standard errors.

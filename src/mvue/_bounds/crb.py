@@ -275,16 +275,19 @@ class BoundFrom(NamedTuple):
     """Directions in which theta can move without any change of the data."""
 
 
-def bound_from(information: np.ndarray, jacobian: np.ndarray, names: tuple[str, ...]) -> BoundFrom:
+def bound_from(
+    information: np.ndarray, jacobian: np.ndarray, names: tuple[str, ...], part: float = PART
+) -> BoundFrom:
     """J F⁻¹ Jᵀ on the directions that the data inform about.
 
     Args:
         information: F, (p, p).
         jacobian: of y with respect to theta, (d, p).
         names: of the numbers in theta.
+        part: share of a gradient in the null space from which on y is not identifiable.
     """
     inverse, null = _pseudo_inverse(information)
-    lost = np.linalg.norm(jacobian @ null, axis=1) > PART * _size(jacobian, null)
+    lost = np.linalg.norm(jacobian @ null, axis=1) > part * _size(jacobian, null)
     weights = jacobian @ inverse
     bound = weights @ jacobian.T
     matrix = np.where(lost[:, None] | lost[None, :], np.nan, bound)

@@ -21,12 +21,12 @@ from .simulated import Around, Unit
 
 STEPS = 0.4 * 3.0 ** -np.arange(3)  # units of theta
 BINS = (16, 48, 144)  # at each of them
-PAIRS = 2**14
+PAIRS = (2**13, 2**14)  # at each step: with fewer, weak jumps are not seen
 GROUPS = 16
 MOST_STATISTICS = 24  # of those that move most with each coordinate, besides the ends of the data
 GROWTH = 1.7  # from one step to the next: 3 at a jump, 1 where all is smooth
 LEAST = 2.0  # information in units of what was seen in all of the data: more is none
-SURELY = 5.0  # standard errors
+SURELY = 4.5  # standard errors
 
 
 class _Found(NamedTuple):
@@ -45,7 +45,7 @@ def refuse_jumps(
 ) -> IrregularModelError | None:
     """Why there is no bound where the density has jumps that move with theta."""
     p, share = around.p, unit.step
-    calls = max(1, -(-pairs // around.pairs))
+    calls = -(-int(np.clip(pairs, *PAIRS)) // around.pairs)
     which: np.ndarray | None = None
     levels: list[_Found] = []
     for level, (step, bins) in enumerate(zip(STEPS * min(share, 1.0), BINS, strict=True)):
