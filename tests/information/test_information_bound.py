@@ -49,12 +49,12 @@ def agrees(found, exact, slack):
 
 
 def test_of_one_parameter_from_its_sufficient_statistic(swept_key):
-    found = mvue.information_bound(RATE, 2.0, key=swept_key, samples=SAMPLES)
+    found = mvue.information_bound(RATE, 2.0, key=swept_key, samples=2**14)
     agrees(found, [[2.0**2 / N]], 1.03)
     information = found.information
     assert information.names == ("theta",)
     assert abs(information.matrix - N / 2.0**2) < WIDTH * information.se + 0.03 * N / 2.0**2
-    assert information.samples == SAMPLES
+    assert information.samples == 2**14
     assert found.names == ("rate",)
     assert found.unidentifiable == ()
 
@@ -62,12 +62,12 @@ def test_of_one_parameter_from_its_sufficient_statistic(swept_key):
 def test_of_functions_of_two_parameters(swept_key):
     """By the chain rule, with a nuisance that both components share."""
     found = mvue.information_bound(
-        NORMAL, {"mean": 1.0, "variance": 2.0}, key=swept_key, samples=SAMPLES
+        NORMAL, {"mean": 1.0, "variance": 2.0}, key=swept_key, samples=2**14
     )
     slopes = np.array([[2**-0.5, -0.5 * 2**-1.5], [0.0, 1.0]])
     exact = slopes @ np.diag([2 / N, 2 * 2.0**2 / N]) @ slopes.T
     agrees(found, exact, 1.04)
-    assert abs(found.matrix[0, 1] - exact[0, 1]) < WIDTH * found.se[0, 1] + 0.05
+    assert abs(found.matrix[0, 1] - exact[0, 1]) < WIDTH * found.se[0, 1] + 0.1
     assert np.allclose(found.matrix, found.matrix.T)
 
 
@@ -177,7 +177,7 @@ def test_at_the_end_of_the_prior(key):
         (
             mvue.Problem(
                 dist.Uniform(-1.0, 1.0),
-                lambda k, t: jnp.where(jnp.abs(t - 0.5) < 0.1, jnp.nan, t) + jr.normal(k, (200,)),
+                lambda k, t: jnp.where(jnp.abs(t - 0.5) < 0.1, jnp.nan, t) + jr.normal(k, (3,)),
             ),
             0.5,
             (BoundError, SimulatorError),
@@ -207,7 +207,7 @@ def test_bad_arguments_are_refused(kwargs, error, message, key):
 
 def test_a_report_has_the_estimated_bound_where_it_is_asked_for(key, tmp_path):
     best = lambda x: 9 / x.sum()  # noqa: E731
-    at = jnp.array([0.5, 4.0])
+    at = jnp.array([4.0])
     plain = mvue.assess(best, RATE, at=at, repeats=4000, key=key)
     assert plain.bound is None
     assert plain.bound_note == "no bound: the problem has neither crb nor log_likelihood"

@@ -212,9 +212,9 @@ def _at(
     def bound(value: np.ndarray) -> np.ndarray:
         return bound_from(information(value), slopes, names, LOST).matrix
 
-    matrix, se = information(measured[best].value), measured[best].of(information)[1]
+    matrix, se = measured[best].of(information)
     whole = bound_from(matrix, slopes, names, LOST)
-    values = [_with_error(one.value, one.parts, bound) for one in measured]
+    values = [one.of(bound) for one in measured]
     method = METHODS[best]
     return EstimatedBound(
         *values[best],
@@ -234,17 +234,6 @@ def _told(value: np.ndarray, parts: np.ndarray) -> np.ndarray:
     error = np.sqrt((len(parts) - 1) * each.var(axis=0))
     good = vectors[:, (values > SEEN * error) & (values > LEAST_SEEN)]
     return good @ good.T
-
-
-def _with_error(
-    value: np.ndarray, parts: np.ndarray, bound: Callable[[np.ndarray], np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The bound of an information and its standard error, by the jackknife."""
-    count = len(parts)
-    each = np.stack([bound(part) for part in parts])
-    with np.errstate(invalid="ignore"):
-        centre = each.mean(axis=0)
-        return bound(value), np.sqrt((count - 1) * np.mean((each - centre) ** 2, axis=0))
 
 
 def note_estimated_bounds(

@@ -118,7 +118,8 @@ def learn(
             for j, w in enumerate(_weights(others, step)):
                 path[k, j] = 2 * np.sum(slopes.T * w) - np.sum(w * (covariance @ w))
         together = path.sum(axis=0)
-        best = int(np.flatnonzero(together >= (1 - AS_GOOD) * together.max()).max())
+        enough = together.max() - AS_GOOD * abs(together.max())
+        best = int(np.flatnonzero(together >= enough).max())
         weights = np.zeros((every, around.p))
         weights[which] = _weights(added(some), step)[best]
         found.append((weights, path[:, best]))
@@ -152,10 +153,11 @@ class Measured(NamedTuple):
     """The same without each of the blocks, (BLOCKS, p, p)."""
 
     def of(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """A function of the information and its standard error."""
+        """A function of the information and its standard error; nan where it is not finite."""
         each = np.stack([function(part) for part in self.parts])
-        spread = np.sqrt((len(each) - 1) * np.mean((each - each.mean(axis=0)) ** 2, axis=0))
-        return function(self.value), spread
+        with np.errstate(invalid="ignore"):
+            away = each - each.mean(axis=0)
+        return function(self.value), np.sqrt((len(each) - 1) * np.mean(away**2, axis=0))
 
 
 def measure(
