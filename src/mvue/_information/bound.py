@@ -110,7 +110,7 @@ def information_bound(
     """Estimated bound: an upper estimate of the Cramér-Rao bound, for simulators alone.
 
     Any function of the data tells at most the Fisher information, (∂E[g]/∂θ)² / var g. One half of
-    the simulations chooses functions: the best that is linear in summary statistics, and the score,
+    the simulations chooses functions: the best combination of summary statistics, and the score,
     learned by least squares among many functions. The other half measures what these tell. The
     inverse is J F⁻¹ Jᵀ as in `crb`, nuisances included, and not below the Cramér-Rao bound but
     for its standard error.
