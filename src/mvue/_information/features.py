@@ -60,7 +60,8 @@ class Features:
         self.kind, self.axis = None, 0
         leaves = jax.tree.leaves(problem.shapes()[0])
         (part, *others) = layout.parts
-        if part.kind in ("set", "series") and not others:
+        in_rows = all(len(leaf.shape) > (part.axis or 0) for leaf in leaves)
+        if part.kind in ("set", "series") and not others and in_rows:
             self.kind, self.axis = part.kind, (part.axis or 0)
             if part.kind == "series":  # the axis of time, where there are channels
                 sizes = leaves[0].shape
@@ -104,7 +105,7 @@ class Features:
         """Chosen by simulations at one theta, (n, r) and (n, e, q)."""
         centre, unit = _scale(raw)
         q = elements.shape[2]
-        rows = elements.reshape(-1, q)
+        rows = elements.reshape(int(np.prod(elements.shape[:2])), q)
         element_centre, element_unit = _scale(rows)
         turn = rng.normal(size=(q, STEPS)) if q != 1 else np.ones((1, STEPS))
         turn /= np.maximum(np.linalg.norm(turn, axis=0), 1e-9)

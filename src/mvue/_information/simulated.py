@@ -26,6 +26,7 @@ FEWEST_PAIRS = 64
 SCALES = 8.0 ** -np.arange(6)  # of the spread of the prior, at which theta is first moved
 LEAST_SHOWN = 0.01  # share of information that is left where chance may explain it
 SURELY = 4.0  # times what chance adds, from which on information is there
+TOO_FAR = 1e3  # information of a step beyond which it is no slope that is seen
 ROUNDS = 4  # in which the unit of theta becomes that of its information
 STEP = 0.75  # of that unit
 SMALLEST = 2.0**-5  # share of a step that may be taken where theta has little room
@@ -117,6 +118,7 @@ class Around:
 
     def unit(self, flat: np.ndarray, key: Key) -> Unit:
         """The unit at one theta: from steps of many sizes, then from steps of this unit."""
+        self._refuse_noiseless(flat, jr.fold_in(key, 98))
         best = np.zeros(self.p)
         for i, scale in enumerate(SCALES):
             root = np.diag(scale * self.spread)
@@ -125,7 +127,8 @@ class Around:
                 continue
             information, chance = found
             known = np.diag(information) / np.maximum(np.diag(root), 1e-300) ** 2
-            best = np.where(np.diag(information) > SURELY * chance, np.fmax(best, known), best)
+            seen = (np.diag(information) > SURELY * chance) & (np.diag(information) < TOO_FAR)
+            best = np.where(seen, np.fmax(best, known), best)
         if not (best > 0).any():
             raise BoundError(
                 f"measurements were not seen to change with theta near {self._words(flat)}: "
@@ -152,6 +155,19 @@ class Around:
             "simulations a fraction of a standard deviation away are not finite, or have no "
             "noise. Choose a theta within"
         )
+
+    def _refuse_noiseless(self, flat: np.ndarray, key: Key) -> None:
+        """Refuse data with numbers that are functions of theta without any noise."""
+        root = np.diag(SCALES[1] * self.spread)
+        _, still, _ = self.raw(flat, root, 0.0, 2, key)
+        _, moved, _ = self.raw(flat, root, self._room(flat, root), 2, key)
+        constant = (still == still[:1, :1]).all(axis=(0, 1))
+        finite = np.isfinite(moved).all(axis=(0, 1))
+        if (constant & finite & (moved[0] != moved[1]).all(axis=0)).any():
+            raise BoundError(
+                "some numbers of x are functions of theta without noise, which tell it exactly: "
+                "there is no bound above zero. Draw their noise from the key that simulate is given"
+            )
 
     def _linear(
         self, flat: np.ndarray, root: np.ndarray, step: float, key: Key
