@@ -49,12 +49,12 @@ def agrees(found, exact, slack):
 
 
 def test_of_one_parameter_from_its_sufficient_statistic(swept_key):
-    found = mvue.information_bound(RATE, 2.0, key=swept_key, samples=2**14)
+    found = mvue.information_bound(RATE, 2.0, key=swept_key, samples=SAMPLES)
     agrees(found, [[2.0**2 / N]], 1.03)
     information = found.information
     assert information.names == ("theta",)
     assert abs(information.matrix - N / 2.0**2) < WIDTH * information.se + 0.03 * N / 2.0**2
-    assert information.samples == 2**14
+    assert information.samples == SAMPLES
     assert found.names == ("rate",)
     assert found.unidentifiable == ()
 
@@ -62,7 +62,7 @@ def test_of_one_parameter_from_its_sufficient_statistic(swept_key):
 def test_of_functions_of_two_parameters(swept_key):
     """By the chain rule, with a nuisance that both components share."""
     found = mvue.information_bound(
-        NORMAL, {"mean": 1.0, "variance": 2.0}, key=swept_key, samples=2**14
+        NORMAL, {"mean": 1.0, "variance": 2.0}, key=swept_key, samples=SAMPLES
     )
     slopes = np.array([[2**-0.5, -0.5 * 2**-1.5], [0.0, 1.0]])
     exact = slopes @ np.diag([2 / N, 2 * 2.0**2 / N]) @ slopes.T
