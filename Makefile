@@ -70,6 +70,7 @@ bench: $(call stamp,test)
 	$(BIN)/python benchmarks/numerics.py
 	$(BIN)/python benchmarks/certificate.py
 	$(BIN)/python benchmarks/intervals.py
+	$(BIN)/python benchmarks/information.py
 	$(BIN)/python benchmarks/covariance.py
 	$(BIN)/python benchmarks/penalty_noise.py --figure runs/penalty-noise.png
 	$(BIN)/python benchmarks/cnn.py

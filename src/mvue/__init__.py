@@ -23,6 +23,7 @@ from ._core.problem import Draw as Draw
 from ._core.problem import Problem as Problem
 from ._data.repeats import Repeats as Repeats
 from ._data.simulated import SimulatedData as SimulatedData
+from ._information.bound import information_bound as information_bound
 from ._intervals.interval import interval as interval
 from ._likelihood.bootstrap import bootstrap_correct as bootstrap_correct
 from ._likelihood.mle import maximum_likelihood as maximum_likelihood

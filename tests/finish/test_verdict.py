@@ -57,7 +57,7 @@ def test_shrinkage_is_bias(problem, seen, swept_key):
 def test_noise_is_error(problem, seen, swept_key):
     found = verdict(lambda x: x[0], problem, seen, swept_key)
     assert found.judgement is Judgement.POOR
-    assert "the error of level is far from expected" in str(found)
+    assert "the error of level is far from the estimated bound" in str(found)
     assert "summaries= of your own" in str(found)
 
 

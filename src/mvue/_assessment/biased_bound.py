@@ -25,6 +25,12 @@ def biased_crb(report: Report, name: str) -> tuple[np.ndarray, np.ndarray]:
     one = report[name]
     if report.bound is None:
         raise BoundError(f"the report has no bound to start from; {report.bound_note}")
+    if report.is_estimated:
+        raise BoundError(
+            "the report has an estimated bound, which may be above the Cramér-Rao bound, so that "
+            "estimators with this bias may be below what would come of it: give the problem crb or "
+            "log_likelihood"
+        )
     _check_nuisances(report)
     count, d = report.y.shape
     weights = _parabolas(report.y[:, 0]) if d == 1 else _local_lines(report.y)

@@ -19,18 +19,18 @@ MAX_COMPONENTS = 6
 
 
 def plot_report(report: Report) -> Figure:
-    """Bias / sd, MSE and MSE / CRB of each component against its true value.
+    """Bias / sd, MSE and MSE / bound of each component against its true value.
 
     Bands are two standard errors wide to each side.
     """
     shown = min(len(report.names), MAX_COMPONENTS)
-    columns = 3 if report.crb is not None else 2
+    columns = 3 if report.bound_variance is not None else 2
     figure = new_figure(4.2 * columns, 3.4 * shown)
     axes = figure.subplots(shown, columns, squeeze=False)
     for c in range(shown):
         plot_bias_over_sd(axes[c, 0], report, c)
         plot_mse(axes[c, 1], report, c)
-        if report.crb is not None:
+        if report.bound_variance is not None:
             plot_efficiency(axes[c, 2], report, c)
         for ax in axes[c]:
             ax.set_xlabel(report.names[c])
@@ -55,27 +55,27 @@ def plot_mse(ax: Axes, report: Report, component: int = 0) -> None:
     y = report.y[:, component]
     for i, (name, one) in enumerate(report.estimators.items()):
         draw_series(ax, y, one.mse[:, component], one.mse_se[:, component], name, i)
-    if report.crb is not None:
-        draw_bound(ax, y, report.crb[:, component])
+    if report.bound_variance is not None:
+        draw_bound(ax, y, report.bound_variance[:, component], report.bound_is)
     ax.set_yscale("log")
     ax.set_title("mean squared error")
 
 
 def plot_efficiency(ax: Axes, report: Report, component: int = 0) -> None:
     """Mean squared error in units of the bound."""
-    assert report.crb is not None
-    crb = report.crb[:, component]
+    assert report.bound_variance is not None
+    bound = report.bound_variance[:, component]
     ax.axhline(1, color="black", linestyle="--", linewidth=1)
     for i, (name, one) in enumerate(report.estimators.items()):
         draw_series(
             ax,
             report.y[:, component],
-            one.mse[:, component] / crb,
-            one.mse_se[:, component] / crb,
+            one.mse[:, component] / bound,
+            one.mse_se[:, component] / bound,
             name,
             i,
         )
-    ax.set_title("mean squared error / CRB")
+    ax.set_title(f"mean squared error / {report.bound_is}")
 
 
 def plot_coverage(report: Report) -> Figure:

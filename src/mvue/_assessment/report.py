@@ -8,12 +8,15 @@ import numpy as np
 
 from .._core.types import Theta
 from .._display.tables import Rows, html_of, text_of
+from .._information.bound import ESTIMATED
 from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
 from .certificate import BiasLimit, Certificate, certify
 from .tables import coverage_rows, summary_rows, value_rows
+
+CRB = "CRB"
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +93,8 @@ class Report:
     """Measurements at each value."""
     estimators: dict[str, Assessment]
     bound: np.ndarray | None
-    """Known lower bound on the covariance of unbiased estimators, (K, d, d)."""
+    """Lower bound on the covariance of unbiased estimators, (K, d, d), or an upper estimate of it:
+    `bound_is` tells."""
     squared_errors: dict[tuple[str, str], ErrorMoments]
     """Joint moments of two estimators' ‖error‖² on common measurements; see `mse_ratio`."""
     bound_se: np.ndarray | None = None
@@ -104,21 +108,39 @@ class Report:
     """Of each estimator, with ``assess(until=...)``."""
     coverage: dict[str, Coverage] = dataclasses.field(default_factory=dict)
     """Of the confidence intervals of each estimator, with ``assess(level=...)``."""
+    bound_is: str = CRB
+    """What the bound is: ``CRB``, or ``estimated bound`` with ``assess(bound="estimated")``."""
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the bound is an upper estimate of the Cramér-Rao bound, from simulations."""
+        return self.bound_is == ESTIMATED
+
+    @property
+    def bound_variance(self) -> np.ndarray | None:
+        """The bound on the variance of each component, (K, d), known or estimated."""
+        return None if self.bound is None else np.einsum("kii->ki", self.bound)
 
     @property
     def crb(self) -> np.ndarray | None:
-        """The bound on the variance of each component, (K, d)."""
-        return None if self.bound is None else np.einsum("kii->ki", self.bound)
+        """The bound on the variance of each component, (K, d); None where it is but estimated."""
+        return None if self.is_estimated else self.bound_variance
 
-    def mse_over_crb(self, name: str) -> np.ndarray | None:
+    def mse_over_bound(self, name: str) -> np.ndarray | None:
         """MSE of each component in units of the bound, (K, d); nan where that is infinite.
 
-        None where no bound is known.
+        None where there is no bound. An estimated bound may be above the smallest variance there
+        is: a ratio below 1 says nothing against the estimator then.
         """
-        if self.crb is None:
+        bound = self.bound_variance
+        if bound is None:
             return None
         with np.errstate(divide="ignore"):  # a bound may be zero, where the slope of y is
-            return self[name].mse / np.where(np.isfinite(self.crb), self.crb, np.nan)
+            return self[name].mse / np.where(np.isfinite(bound), bound, np.nan)
+
+    def mse_over_crb(self, name: str) -> np.ndarray | None:
+        """The same in units of the Cramér-Rao bound; None where that is not known."""
+        return None if self.is_estimated else self.mse_over_bound(name)
 
     def biased_crb(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The bound for an estimator with this one's bias, and its standard error, (K, d, d).
@@ -184,10 +206,10 @@ class Report:
             figures["max_relative_bias"] = float(
                 np.fmax.reduce((np.abs(one.bias) / self.y).ravel())
             )
-        ratio = self.mse_over_crb(name)
+        ratio = self.mse_over_bound(name)
         if ratio is not None:
             seen = np.isfinite(ratio)
-            figures["mse_over_crb"] = {
+            figures[f"mse_over_{self._bound_key}"] = {
                 "min": float(np.fmin.reduce(ratio.ravel())),
                 "median": float(np.median(ratio[np.isfinite(ratio)])) if seen.any() else np.nan,
                 "max": float(np.fmax.reduce(ratio.ravel())),
@@ -215,14 +237,14 @@ class Report:
                 field: getattr(one, field)
                 for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se")
             }
-            if self.crb is not None:
-                columns["crb"] = self.crb
+            if self.bound_variance is not None:
+                columns[self._bound_key] = self.bound_variance
             if name in self.coverage:
                 covers = self.coverage[name]
                 result.setdefault("level", covers.level)
                 columns |= {f"interval_{field}": values for field, values in covers.columns()}
             if self.bound_se is not None:
-                columns["crb_se"] = np.einsum("kii->ki", self.bound_se)
+                columns[f"{self._bound_key}_se"] = np.einsum("kii->ki", self.bound_se)
             result["estimators"][name] = self.summary(name) | {
                 column: squeeze(values).tolist() for column, values in columns.items()
             }
@@ -249,6 +271,8 @@ class Report:
                 for field in ("bias", "bias_se", "sd", "sd_se", "mse", "mse_se", "bias_over_sd"):
                     row[field] = getattr(one, field)[k, c]
                 row["crb"] = np.nan if self.crb is None else self.crb[k, c]
+                if self.is_estimated and self.bound_variance is not None:
+                    row[self._bound_key] = self.bound_variance[k, c]
                 row["failures"] = one.failures[k]
                 if name in self.coverage:
                     for field, values in self.coverage[name].columns():
@@ -271,6 +295,11 @@ class Report:
 
     def __getitem__(self, name: str) -> Assessment:
         return self.estimators[self._known(name)]
+
+    @property
+    def _bound_key(self) -> str:
+        """What the bound is called in tables of numbers."""
+        return self.bound_is.lower().replace(" ", "_")
 
     def _known(self, name: str) -> str:
         if name not in self.estimators:

@@ -12,6 +12,11 @@ READING = (
     "for an efficient unbiased estimator; below 1 means that bias was traded for variance.",
 )
 
+ABOUT_ESTIMATED = (
+    "There is no likelihood here, so that an estimated bound takes the place of the CRB. It is an "
+    "upper estimate: an estimator may be below it without any bias."
+)
+
 COVERAGE = (
     "How often a confidence interval has the true value in it, at each value of the parameter, and "
     "the mean width of intervals with both ends within the range that was simulated; the others "
@@ -21,7 +26,8 @@ COVERAGE = (
 
 def report_sections(report: Report) -> list[Section]:
     """The parts of a page that show one report."""
-    reading = (*READING, f"{report.bound_note}.") if report.bound_note else READING
+    reading = (*READING, ABOUT_ESTIMATED) if report.is_estimated else READING
+    reading = (*reading, f"{report.bound_note}.") if report.bound_note else reading
     certificates = [
         Section(
             "Certificate" if len(report.certificates) == 1 else f"Certificate of {name}",

@@ -14,11 +14,12 @@ _SINGLE = ("bias", "sd", "MSE", "|bias|/sd")
 
 def summary_rows(report: "Report") -> list[list[str]]:
     """The headline figures as text: a header, then a row for each estimator."""
-    rows = [["estimator", "max |bias|/sd", "max relative bias", "MSE/CRB min … median … max"]]
+    ratios = f"MSE/{report.bound_is} min … median … max"
+    rows = [["estimator", "max |bias|/sd", "max relative bias", ratios]]
     rows[0] += ["prior MSE", "prior bias²", "failures"]
     for name in report.estimators:
         s = report.summary(name)
-        ratio = s.get("mse_over_crb")
+        ratio = s.get("mse_over_crb") or s.get("mse_over_estimated_bound")
         relative = s.get("max_relative_bias")
         rows.append(
             [
@@ -46,21 +47,21 @@ def value_rows(report: "Report") -> list[list[str]]:
     several = len(report.names) > 1
     single = len(report.estimators) == 1
     rows = [[*(["component", "y"] if several else report.names)]]
-    if report.crb is not None:
-        rows[0].append("CRB")
+    if report.bound_variance is not None:
+        rows[0].append(report.bound_is)
     for name in report.estimators:
         rows[0] += _SINGLE if single else [f"{name}\nbias/sd", f"{name}\nMSE"]
-    if single and report.crb is not None:
-        rows[0].append("MSE/CRB")
-    elif report.crb is not None:
-        rows[0] = [f"{h}/CRB" if h.endswith("MSE") else h for h in rows[0]]
+    if single and report.bound_variance is not None:
+        rows[0].append(f"MSE/{report.bound_is}")
+    elif report.bound_variance is not None:
+        rows[0] = [f"{h}/{report.bound_is}" if h.endswith("MSE") else h for h in rows[0]]
     for k, c in np.ndindex(*report.y.shape):
         row = [report.names[c]] if several else []
         row.append(f"{report.y[k, c]:.4g}")
-        if report.crb is not None:
-            row.append(f"{report.crb[k, c]:.4g}")
+        if report.bound_variance is not None:
+            row.append(f"{report.bound_variance[k, c]:.4g}")
         for name, one in report.estimators.items():
-            ratio = report.mse_over_crb(name)
+            ratio = report.mse_over_bound(name)
             relative = None if ratio is None else f"{ratio[k, c]:.3f}"
             mse = with_error(one.mse[k, c], one.mse_se[k, c])
             if single:

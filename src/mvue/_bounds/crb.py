@@ -154,7 +154,7 @@ def _computed(
         relative_error=relative_error,
         progress=progress,
     )
-    jacobian = _jacobians(problem, layout, flat, transform)
+    jacobian = jacobians(problem, layout, flat, transform)
     count, d = jacobian.shape[:2]
     result = Bounds(
         np.full((count, d, d), np.nan),
@@ -169,22 +169,16 @@ def _computed(
         if not np.isfinite(jacobian[k]).all():
             result.failure[k] = BoundError("the derivative of target(theta) is not finite")
             continue
-        inverse, null = _pseudo_inverse(found.matrix[k])
-        lost = np.linalg.norm(jacobian[k] @ null, axis=1) > PART * _size(jacobian[k], null)
-        unknown = lost[:, None] | lost[None, :]
-        weights = jacobian[k] @ inverse
-        bound = weights @ jacobian[k].T
-        result.matrix[k] = np.where(unknown, np.nan, bound)
-        np.fill_diagonal(result.matrix[k], np.where(lost, np.inf, np.diag(bound)))
-        result.unidentifiable[k] = tuple(_directions(null, layout.names))
+        own = bound_from(found.matrix[k], jacobian[k], layout.names)
+        result.matrix[k], result.unidentifiable[k] = own.matrix, own.unidentifiable
         groups, samples = found.groups[k], found.samples[k]
         if groups is not None and samples is not None:
             # The inverse of a mean of outer products is too large, by this factor if scores are
             # normal.
             result.matrix[k] *= 1 - (len(layout.names) + 1) / samples
             # The bound moves by -W dF Wᵀ, so that its error is that of W (score scoreᵀ) Wᵀ.
-            error = group_error(weights @ groups @ weights.T)
-            result.se[k] = np.where(unknown, np.nan, error)
+            error = group_error(own.weights @ groups @ own.weights.T)
+            result.se[k] = np.where(np.isnan(own.matrix) | np.isinf(own.matrix), np.nan, error)
     return result
 
 
@@ -251,7 +245,7 @@ def _given(problem: Problem, thetas: Theta, transform: Callable[[Any], Any] | No
     return Bounds(matrix, [GIVEN] * count, none, [()] * count, failure)
 
 
-def _jacobians(
+def jacobians(
     problem: Problem, layout: ThetaLayout, flat: np.ndarray, transform: Callable[[Any], Any] | None
 ) -> np.ndarray:
     """Derivatives of y, or of transform(y), with respect to theta, (K, d, p)."""
@@ -268,6 +262,37 @@ def _jacobians(
         raise BoundError(
             f"target(theta) cannot be differentiated: {type(error).__name__}: {error}"
         ) from error
+
+
+class BoundFrom(NamedTuple):
+    """A bound on y from one information matrix."""
+
+    matrix: np.ndarray
+    """(d, d); infinite variances and nan covariances where y moves and the data do not."""
+    weights: np.ndarray
+    """J F⁻¹, (d, p)."""
+    unidentifiable: tuple[str, ...]
+    """Directions in which theta can move without any change of the data."""
+
+
+def bound_from(
+    information: np.ndarray, jacobian: np.ndarray, names: tuple[str, ...], part: float = PART
+) -> BoundFrom:
+    """J F⁻¹ Jᵀ on the directions that the data inform about.
+
+    Args:
+        information: F, (p, p).
+        jacobian: of y with respect to theta, (d, p).
+        names: of the numbers in theta.
+        part: share of a gradient in the null space from which on y is not identifiable.
+    """
+    inverse, null = _pseudo_inverse(information)
+    lost = np.linalg.norm(jacobian @ null, axis=1) > part * _size(jacobian, null)
+    weights = jacobian @ inverse
+    bound = weights @ jacobian.T
+    matrix = np.where(lost[:, None] | lost[None, :], np.nan, bound)
+    np.fill_diagonal(matrix, np.where(lost, np.inf, np.diag(bound)))
+    return BoundFrom(matrix, weights, tuple(_directions(null, names)))
 
 
 def _pseudo_inverse(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

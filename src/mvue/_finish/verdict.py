@@ -2,8 +2,8 @@
 
 It is assessed at values spread over the range of interest, ends included. Its bias is compared with
 its standard deviation, and its error with what can be expected: the Cramér-Rao bound where there is
-a likelihood, or Bhattacharyya's where errors are far from that, else the error that the information
-in the summaries allows.
+a likelihood, or Bhattacharyya's where errors are far from that, else the estimated bound that the
+survey has from the linear information in the summaries.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from .._core.keys import host_random, several
 from .._core.problem import Problem
 from .._core.sampling import Batches, Simulations
 from .._core.types import Estimator, Key, Theta
+from .._information.bound import ESTIMATED
 from .._numerics.moments import ErrorMoments, merge, moments_of, summarize
 from .._recipe.cost import affordable
 from .._recipe.settings import VerdictSettings
@@ -128,7 +129,8 @@ def judge(
     some = jax.tree.map(lambda leaf: np.asarray(leaf)[: settings.values], survey.pilot.theta)
     of_theta = jit(jax.vmap(lambda theta: (problem.y_of(theta), survey.log_sd(theta))))
     (y, log_sd), (_, usual) = (map(_float64, of_theta(at)) for at in (theta, some))
-    expected, words = _expected(problem, np.exp(2 * log_sd), theta, bound_key)
+    words = f"the {ESTIMATED}" if survey.expects_bound else "expected"
+    expected, words = _expected(problem, np.exp(2 * log_sd), words, theta, bound_key)
     unit = np.sqrt(expected)
     share = affordable(settings.values * settings.repeats, survey.seconds, settings.seconds)
     wanted = int(share * settings.repeats)
@@ -192,17 +194,19 @@ def _float64(values: Array) -> np.ndarray:
     return np.asarray(values, np.float64)
 
 
-def _expected(problem: Problem, seen: np.ndarray, theta: Theta, key: Key) -> tuple[np.ndarray, str]:
+def _expected(
+    problem: Problem, seen: np.ndarray, words: str, theta: Theta, key: Key
+) -> tuple[np.ndarray, str]:
     """The variance to expect of each component, (K, d), and where it comes from.
 
-    The bound, or where there is none what the survey has `seen`.
+    The bound, or where there is none what the survey has `seen`, in its words.
     """
     bound = note_bounds(problem, theta, None, key)
     if bound.matrix is None:
-        return seen, "expected"
+        return seen, words
     variance = np.einsum("kii->ki", np.asarray(bound.matrix, np.float64))
     known = np.isfinite(variance) & (variance > 0)
-    return np.where(known, variance, seen), "CRB" if known.all() else "CRB (or expected)"
+    return np.where(known, variance, seen), "CRB" if known.all() else f"CRB (or {words})"
 
 
 def _against_larger_bound(

@@ -9,21 +9,19 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from .._core.keys import host_random
 from .._core.problem import Problem
 from .._core.ranges import OPEN_EDGE, Ranges, is_defined
-from .._core.sampling import NONFINITE_LIMIT
 from .._core.types import Key, Measurement
+from .._information.pairs import Slopes, linear_information, slopes_of
 from .._runtime.jit import as_array, held, jit, on_host
 from .._runtime.memory import vmap_in_pieces
 from .._runtime.threads import in_threads
 from .cost import affordable
 from .settings import Recipe
 
-LEAST_NOISE = 1e-6  # share of the variance that is no rounding
-RIDGE = 1e-5  # of statistics with unit noise: those that others imply tell nothing new
 MOST_POINTS = 32  # values of theta in one call
 LARGEST_CHUNK = 2**25  # numbers simulated in one call
 
@@ -45,21 +43,6 @@ class Inside(NamedTuple):
     """The first and the last values of the lines, (2, p)."""
     typical: np.ndarray
     """How far apart to look from where slopes are taken, (p,)."""
-
-
-class Slopes(NamedTuple):
-    """What was seen of the statistics around one value of theta, each in units of its noise."""
-
-    slopes: Any
-    """How much they change over half a step of each coordinate, (p, s)."""
-    covariance: Any
-    """Of their noise, (s, s)."""
-    scatter: Any
-    """Mean products of half the differences of pairs, (s, s)."""
-    pairs: Any
-    """How many pairs of simulations were finite."""
-    good: Any
-    """Whether nearly all were, and there is noise."""
 
 
 class Look:
@@ -97,14 +80,8 @@ class Look:
         self.rng = host_random(key)
         self._slopes = jit(self._slopes_around)
 
-    def _slopes_around(self, down: Array, up: Array, key: Key) -> "Slopes":
-        """How the means of the statistics change between two values of theta, and their noise.
-
-        All coordinates are moved at once, each up or down at random, and slopes are correlations
-        with these signs: as many simulations serve one coordinate or fifty. Signs come in opposite
-        pairs with the same random numbers, whose differences have little noise where x is a smooth
-        function of theta.
-        """
+    def _slopes_around(self, down: Array, up: Array, key: Key) -> Slopes:
+        """How the means of the statistics change between two values of theta, and their noise."""
         pairs = self.simulations // 2
         keys = jr.split(key, self.chunk)
         sign_keys, noise_keys = jax.vmap(jr.split)(keys).T
@@ -119,61 +96,16 @@ class Look:
 
         x = held(lambda _: jax.vmap(simulated)(down, up, noise_keys, signs), key)
         found = vmap_in_pieces(jax.vmap(jax.vmap(self.summary)), x)
-        return jax.vmap(self._slopes_of)(found, signs)
+        return jax.vmap(slopes_of)(found, signs)
 
-    def _slopes_of(self, found: Float[Array, "2 r s"], signs: Float[Array, "r p"]) -> "Slopes":
-        """The same at one point, from statistics of opposite pairs."""
-        pairs = signs.shape[0]
-        finite = jnp.isfinite(found).all(axis=2).all(axis=0)
-        share = jnp.mean(finite)
-        found = jnp.where(finite[None, :, None], found, 0.0)
-        mean = found.mean(axis=(0, 1)) / share
-        steps = jnp.where(finite[:, None], found[0] - found[1], 0.0) / 2
-        slopes = signs.T @ steps / (pairs * share)
-        # What is left of the statistics once theta is known is their noise.
-        shifts = signs @ slopes
-        residuals = found - mean[None, None, :] + jnp.stack([-shifts, shifts])
-        residuals = jnp.where(finite[None, :, None], residuals, 0.0).reshape(2 * pairs, -1)
-        deviation = jnp.sqrt(jnp.mean(residuals**2, axis=0) / share)
-        rounding = 1e-7 * jnp.abs(mean)
-        varies = deviation > rounding + jnp.finfo(found.dtype).tiny
-        unit = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
-        residuals, steps = residuals * unit[None, :], steps * unit[None, :]
-        # At either end of each step there must be noise: a simulator that has come to where all is
-        # the same always is no longer defined.
-        ups = (jnp.concatenate([signs, -signs]).T + 1) / 2
-        ends = jnp.stack([ups @ residuals**2, (1 - ups) @ residuals**2]) / (pairs * share)
-        noisy = (ends.max(axis=2) > LEAST_NOISE).all()
-        return Slopes(
-            slopes * unit[None, :],
-            residuals.T @ residuals / (2 * pairs * share),
-            steps.T @ steps / (pairs * share),
-            pairs * share,
-            (share > 1 - 2 * NONFINITE_LIMIT) & (deviation > rounding).any() & noisy,
-        )
-
-    def _information(self, seen: "Slopes", half: np.ndarray) -> np.ndarray:
-        """Information about theta, (p, p), from what was seen at one point; in double precision.
-
-        The inverse of a covariance that is estimated from n draws of s statistics is too large by
-        n / (n - s - 2), where a pair with the same noise is one draw. And slopes differ from zero
-        by chance: many statistics would seem to tell more than they do. What chance adds to the
-        information is seen in the differences that the slopes are means of.
-        """
-        slopes, covariance, scatter = (np.asarray(part, np.float64) for part in seen[:3])
-        pairs = float(seen.pairs)
-        inverse = np.linalg.inv(covariance + RIDGE * np.eye(len(covariance)))
-        freedom = np.sum(inverse * covariance)
-        inverse *= max(1 - (freedom + 2) / pairs, 0.05)
-        information = slopes @ inverse @ slopes.T
-        chance = np.sum(inverse * scatter) / pairs
-        shown = np.maximum(np.diagonal(information), np.finfo(float).tiny)
-        kept = np.sqrt(np.clip(1 - chance / shown, self.recipe.survey.least_shown, 1.0))
+    def _information(self, seen: Slopes, half: np.ndarray) -> np.ndarray:
+        """Information about theta, (p, p), from what was seen at one point."""
+        information, _ = linear_information(seen, self.recipe.survey.least_shown)
         # A step that rounding takes to nothing tells nothing: the point is left out.
         with np.errstate(divide="ignore", invalid="ignore"):
-            return information * np.outer(kept, kept) / np.outer(half, half)
+            return information / np.outer(half, half)
 
-    def _informations(self, points: list[tuple["Slopes", np.ndarray]]) -> list[np.ndarray]:
+    def _informations(self, points: list[tuple[Slopes, np.ndarray]]) -> list[np.ndarray]:
         return [self._information(*point) for point in points]
 
     def covariance(

@@ -88,6 +88,15 @@ class Survey:
         more = as_array(np.log(factors) / 2)
         return dataclasses.replace(self, log_sd=raised(self.log_sd, more))
 
+    @property
+    def expects_bound(self) -> bool:
+        """Whether the error to expect is what the linear information in the summaries allows.
+
+        Elsewhere it is that of an estimate which nothing was seen to improve.
+        """
+        of_theta = isinstance(self.log_sd, ErrorAlong)
+        return of_theta and (self.log_sd.more is None or not bool((self.log_sd.more > 0).any()))
+
     def weight(self, theta: Theta) -> Float[Array, " d"]:
         """One over the variance to expect of an estimate of y: makes errors comparable."""
         return jnp.exp(-2 * self.log_sd(theta))
