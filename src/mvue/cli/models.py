@@ -20,7 +20,8 @@ from .._models.model import Model
 from .._models.save import load, save
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
-from .data_files import KINDS, read_pieces, to_measurements, writing
+from .data_files import KINDS, read_pieces, writing
+from .measurements import to_measurements
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -62,8 +63,9 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Measurements: .csv (one measurement in each line, its numbers in order; names "
-            "in the first line are optional), .npy (first axis: measurements) or .parquet.",
+            help="Measurements: .csv (one measurement in each line, its numbers in order, complex "
+            "ones as 0.5-0.3j or as real and imaginary part side by side; names in the first line "
+            "are optional), .npy (first axis: measurements) or .parquet.",
         ),
     ],
     header: Annotated[
@@ -126,7 +128,7 @@ def predict(
         names = [*loaded.names, *([] if level is None else ends), *(["outside"] if flag else [])]
         with writing(out, names) as writer:
             for piece in read_pieces(data, features, header=header):
-                x = to_measurements(piece.values, loaded.x)
+                x = to_measurements(piece.values, loaded.x, piece.names, writer.rows)
                 if not len(piece.values):
                     continue
                 unlike = loaded.outside(x)
