@@ -103,7 +103,7 @@ def test_arrays_of_complex_numbers_and_of_pairs(folder):
         ("waves", ["re1,im1,re2,im2,re3,im4", *INTERLEAVED], "tell the real and the imaginary"),
         ("waves", ["re1,im1,re2,im2,a,b", *INTERLEAVED], "such as re1, im1, re2, im2, or of none"),
         ("waves", ["1,2,3"], "6 numbers in all, for each complex one its real part and then"),
-        ("waves", ["1j,2j,3j,4j,5j,6j"], "3 numbers in all, for complex numbers; got rows"),
+        ("waves", ["1j,2j,3j,4j,5j,6j"], "3 numbers in all, for complex numbers, got rows"),
         ("counts", ["1,2,3j"], "must be real numbers, as the model takes them, got complex"),
         (
             "counts",

@@ -12,7 +12,7 @@ from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
-from .certificate import BiasLimit, Certificate, certify
+from .certificate import BiasLimit, Certificate, Subject, certify
 from .tables import coverage_rows, summary_rows, value_rows
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Report:
     """Of each estimator, with ``assess(until=...)``."""
     coverage: dict[str, Coverage] = dataclasses.field(default_factory=dict)
     """Of the confidence intervals of each estimator, with ``assess(level=...)``."""
+    subjects: dict[str, Subject] = dataclasses.field(default_factory=dict, compare=False)
+    """What each estimator is."""
 
     @property
     def crb(self) -> np.ndarray | None:

@@ -149,8 +149,9 @@ def _function_drawing(
             np.array_equal(first[path], again[path], equal_nan=True) for path in first
         ):
             raise SimulatorError(
-                f"prior(rng) must take all of its random numbers from rng, a "
-                f"numpy.random.Generator that depends on the seed and the unit, but gave two values for unit {unit}, "
+                "prior(rng) must take all of its random numbers from rng, a "
+                "numpy.random.Generator that depends on the seed and the unit, but gave two values "
+                f"for unit {unit}, "
                 f"{describe_theta(theta_tree(first))} and {describe_theta(theta_tree(again))}: "
                 "write rng.uniform() where it has np.random.uniform()"
             )

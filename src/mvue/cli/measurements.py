@@ -75,7 +75,7 @@ def _other_shape(values: np.ndarray, leaves: list[Any], sizes: list[int]) -> str
         )
     return (
         f"each row of the data must be one measurement of shape {shapes}, {sum(sizes)} numbers "
-        f"in all{complex_ones}; got rows of shape {values.shape[1:]}"
+        f"in all{complex_ones}, got rows of shape {values.shape[1:]}"
     )
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from .._assessment.certificate import BiasLimit, Decision
-from .._core.checks import describe_shapes
+from .._core.checks import checked_names, describe_shapes
 from .._core.problem import Problem
 from .._intervals.interval import checked_level
 from .._models.model import Model
@@ -210,6 +210,12 @@ def assess(
             raise ValueError(
                 f"the model is for measurements of {describe_shapes(loaded.x)}, the problem "
                 f"simulates {describe_shapes(x)}"
+            )
+        nameless = checked_names(None, len(found.names or ()))
+        if store and loaded.names not in (None, nameless, found.names) and found.names != nameless:
+            raise ValueError(
+                f"--store is for the problem of the model, of {', '.join(loaded.names)}; got one "
+                f"of {', '.join(found.names or ())}: leave --store out"
             )
         estimator = {model.stem: loaded}
         report = measure(estimator, found, repeats=repeats, until=until, key=jr.key(seed))
