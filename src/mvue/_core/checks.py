@@ -1,6 +1,5 @@
 """Checks of arguments that many functions share, and words for shapes."""
 
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -150,11 +149,8 @@ def refuse_frozen_draws(name: str, function: Any, x: Any) -> None:
     except Exception:
         return
     after = _drawn_so_far()
-    # A function that seeds a generator itself leaves it as it left it before.
-    if before[0] != after[0]:
+    if before != after:  # a function that seeds the generator leaves it as it left it before
         np.random.random()  # noqa: NPY002
-    if before[1] != after[1]:
-        random.random()  # noqa: S311
     second = _constants_of(function, x)
     is_seeded = _drawn_so_far() == after
     if is_seeded and _are_same(first, second):
@@ -170,9 +166,9 @@ def refuse_frozen_draws(name: str, function: Any, x: Any) -> None:
 
 
 def _drawn_so_far() -> tuple[Any, ...]:
-    """The state of the generators that all programs share."""
+    """The state of NumPy's shared generator. Others, as beartype, draw from that of Python."""
     _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
-    return (np.asarray(words).tobytes(), *rest), random.getstate()
+    return np.asarray(words).tobytes(), *rest
 
 
 def _constants_of(function: Any, x: Any) -> list[Any]:

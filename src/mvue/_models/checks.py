@@ -76,7 +76,7 @@ def check_assessed(given: Assessed, estimator: Any, known: TrainedOn | None) -> 
                 f"{hint}"
             )
     theirs = given.subject.estimator
-    theirs = theirs.estimator if isinstance(theirs, Carrier) else theirs
+    theirs = getattr(theirs, "estimator", theirs) if isinstance(theirs, Carrier) else theirs
     if not _are_same(estimator, theirs, examples):
         raise ValueError(
             f"{given.what} must be of this estimator, got that of one with other estimates: {hint}"
@@ -86,9 +86,8 @@ def check_assessed(given: Assessed, estimator: Any, known: TrainedOn | None) -> 
 def _are_same(one: Any, other: Any, examples: Any) -> bool:
     """Whether two estimators give the same estimates, as far as that can be found out."""
     arrays = numbers_of(one), numbers_of(other)
-    if one is other or (
-        type(one) is type(other) and all(arrays) and same_identity(*map(arrays_identity, arrays))
-    ):
+    ours, theirs = map(arrays_identity, arrays)
+    if one is other or (type(one) is type(other) and all(arrays) and same_identity(ours, theirs)):
         return True
     found = [_estimates(estimator, examples) for estimator in (one, other)]
     if any(estimates is None for estimates in found):
