@@ -36,6 +36,20 @@ def test_units_do_not_matter():
     )
 
 
+@pytest.mark.parametrize("at", [1e-30, 1e-12])
+def test_averages_over_the_prior_do_not_depend_on_where_it_is_assessed(at):
+    problem = mvue.Problem(dist.Uniform(0.0, 5.0), lambda key, t: t * jr.exponential(key, (10,)))
+    report, usual = (
+        mvue.assess(
+            lambda x: x.mean(), problem, at=np.array([value]), repeats=2000, key=jr.key(0)
+        ).summary("estimator")
+        for value in (at, 1.0)
+    )
+    assert report["prior_failures"] == 0
+    for name in ("bmse", "bmse_se", "squared_bias_se"):
+        assert report[name] == pytest.approx(usual[name], rel=1e-4)
+
+
 def test_one_that_diverges_hides_no_other():
     alone = judged(lambda x: x.mean())["estimator"]
     both = judged({"mean": lambda x: x.mean(), "wild": lambda x: x.mean() * jnp.float32(1e30)})

@@ -81,6 +81,22 @@ def weigh(known, problem=COUNTERS, **settings):
         (lambda: weigh(3.0), "known"),
         (lambda: weigh(lambda x: x["time"], units=3), "units must be"),
         (lambda: weigh(lambda x: jnp.log(-x["time"])), "must be finite on all simulations"),
+        (lambda: weigh(lambda x: "a"), "known must return one or more real numbers"),
+        (lambda: weigh(lambda x: {"a": x["time"]}), "known must return one or more real numbers"),
+        (lambda: weigh(lambda x: None), "known must return one or more real numbers"),
+        (lambda: weigh(lambda x: 1j * x["time"]), "known must return real numbers, got complex"),
+        (
+            lambda: mvue.Average.learned(
+                lambda x: np.asarray(x["count"]), COUNTERS, lambda x: x["time"], key=jr.key(0)
+            ),
+            r"estimator must return .*jax.numpy instead of NumPy",
+        ),
+        (
+            lambda: mvue.Average.learned(
+                rate_of, COUNTERS, lambda x: x["time"], key=jnp.zeros(3, jnp.uint32)
+            ),
+            r"key must be a random key such as jax.random.key\(0\)",
+        ),
     ],
 )
 def test_what_is_no_knowledge_is_refused(call, message):
@@ -91,3 +107,13 @@ def test_what_is_no_knowledge_is_refused(call, message):
 def test_an_estimator_without_noise_is_refused(key):
     with pytest.raises(ValueError, match="estimator must have a variance"):
         mvue.Average.learned(lambda x: x["time"], COUNTERS, lambda x: x["time"], key=key)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e33])
+def test_weights_do_not_depend_on_the_units_of_what_is_known(unit, key):
+    usual, other = (
+        mvue.Average.learned(rate_of, COUNTERS, lambda x, u=u: u * x["time"], key=key).weights
+        for u in (1.0, unit)
+    )
+    x = {"count": jnp.zeros(9), "time": jnp.geomspace(0.6, 18.0, 9)}
+    np.testing.assert_allclose(jax.vmap(other)(x), jax.vmap(usual)(x), rtol=5e-2)

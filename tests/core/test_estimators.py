@@ -108,7 +108,11 @@ def test_measurements_of_several_arrays():
     ("change", "error", "message"),
     [
         ({"counts": np.zeros(3)}, ValueError, r"\['counts'\] \(4,\), .*got \['counts'\] \(3,\)"),
-        ({"counts": np.full(4, 0.5)}, TypeError, "numbers of the kind int32, got float64"),
+        (
+            {"counts": np.full(4, 0.5)},
+            TypeError,
+            r"whole numbers of the kind int32, got 0.5 at x\[0\]",
+        ),
         ({"offset": np.array(1j)}, TypeError, "numbers of the kind float32, got complex"),
         ({"offset": np.array("north")}, TypeError, "x must be numbers, got <U5"),
         ({"more": 1.0}, ValueError, "arranged in another way, .*'more'"),
@@ -119,6 +123,19 @@ def test_arrays_that_do_not_fit_are_told(change, error, message):
     one = {"counts": np.zeros(4, int), "offset": 1.0, "waves": np.ones(2)}
     with pytest.raises(error, match=message):
         fit_of(sum_of_all, mixed())({**one, **change})
+
+
+def test_whole_numbers_that_are_missing_give_no_estimate():
+    fit = fit_of(sum_of_all, mixed())
+    x = {"counts": np.ones((3, 4)), "offset": np.ones(3), "waves": np.ones((3, 2))}
+    x["counts"][1, 2], x["counts"][2, 0] = np.nan, np.inf
+    assert np.isnan(fit.predict(x, warn=False)).ravel().tolist() == [False, True, True]
+    assert fit.outside(x)[1:].all()
+    x["counts"][0, 3] = 1.5
+    with pytest.raises(TypeError, match=r"int32, got 1.5 at x\[0, 3\]"):
+        fit.predict(x)
+    with pytest.raises(TypeError, match=r"int32, got nan at x\[2\]"):
+        fit({"counts": np.array([1, 2, np.nan, 4]), "offset": 1.0, "waves": np.ones(2)})
 
 
 def test_batches_of_unequal_length_are_told():

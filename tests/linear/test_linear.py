@@ -184,6 +184,8 @@ H22 = np.array([[1.0, 0.5], [0.0, 2.0]])
         ((H22, 1j, 1.0, 1.0), "noise_cov must have positive variances"),
         ((H22, np.ones((2, 2)), 1.0, 1.0), "noise_cov must be positive definite"),
         ((H22, np.diag([1.0, -1.0]), 1.0, 1.0), "smallest eigenvalue is -1"),
+        ((H22, -np.eye(2), 1.0, 1.0), "smallest eigenvalue is -1"),
+        ((H22, 1.0, -np.eye(2), 0.0), "prior_cov must be positive definite"),
         ((H22, np.array([[1.0, 0.5], [0.4, 1.0]]), 1.0, 1.0), "Hermitian.*by up to 0.1"),
         ((H22, np.array([[1, 0.5j], [0.5j, 1]]), 1.0, 1.0), "noise_cov must be Hermitian"),
         ((H22, 1.0, np.ones((2, 2)), 1.0), "prior_cov must be positive definite"),

@@ -392,8 +392,8 @@ def test_feature_and_target_names_are_kept(tmp_path):
 
 
 def test_what_is_known_is_kept(tmp_path, line):
-    report = mvue.assess(lambda x: x, line, key=jr.key(0), repeats=100)
     fit = models.tiny_fit()
+    report = mvue.assess(fit, models.variance_problem(), key=jr.key(0), repeats=100)
     mvue.save(fit, tmp_path / "m.mvue", assessment=report)
     model = mvue.load(tmp_path / "m.mvue")
     assert model.names == ("variance",)

@@ -240,13 +240,17 @@ def test_names_of_columns(seed):
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
     assert model.target_names_.tolist() == ["east", "north"]
     assert_same(model, LinearBCE(1.0).fit(x, y))
-    other = LinearBCE(1.0).fit(frame, targets, unit_ids=np.char.add("u", unit.astype(str)))
+    other_ids = np.char.add("u", unit.astype(str))
+    other = LinearBCE(1.0).fit(frame, targets, unit_ids=other_ids)
     merged = model.merge(other)
     assert merged.n_units_ == 120
     assert merged.feature_names_in_.tolist() == ["a", "b", "c"]
     assert merged.target_names_.tolist() == ["east", "north"]
     with pytest.raises(ValueError, match="same feature names"):
         model.merge(LinearBCE(1.0).fit(x, y))
+    for changed in ({"bias_weight": 2.0}, {"bias_weight": 1.0, "regularization": 0.1}):
+        with pytest.raises(ValueError, match=f"same {list(changed)[-1]} to be merged, got"):
+            model.merge(LinearBCE(**changed).fit(frame, targets, unit_ids=other_ids))
     assert not hasattr(model.fit(x, y), "target_names_")
     single = LinearBCE(1.0).fit(frame, targets["east"])
     assert single.target_names_.tolist() == ["east"]

@@ -20,17 +20,19 @@ from .._core.problem import Problem
 from .._core.types import Estimator, Key, Theta
 from .._information.bound import ESTIMATED, note_estimated_bounds
 from .._intervals.coverage import Coverage, coverage_of
-from .._intervals.host import as_jax_function, example_of, own_errors
+from .._intervals.host import as_jax_function, own_errors
 from .._intervals.interval import Intervals, checked_level, interval
 from .._numerics.moments import ErrorMoments, summarize
 from .._runtime.progress import progress_for
 from ..exceptions import ExtrapolationWarning, NonFiniteWarning
-from .certificate import BiasLimit, Decision, certify
-from .errors import ErrorPieces, pairs_of, rms_of
+from .certificate import BiasLimit, Decision, Subject, certify
+from .errors import ErrorPieces, pairs_of
 from .report import CRB, Assessment, PriorAverage, Report
 
 DEFAULT_VALUES = 13
 RANGE_DRAWS = 4096
+EXAMPLES = 4  # of measurements, by which estimators are told apart
+LARGEST_KEPT = 2**18  # of their numbers, to be kept in a report
 TRAINING_MARGIN = 0.1  # of the range of y that was drawn in training, which need not reach its ends
 
 
@@ -97,7 +99,10 @@ def assess(
     _, y_shape = problem.shapes()
     stages = progress_for(progress)
     with stages.stage("preparing"):
-        example = example_of(problem)
+        examples = jax.tree.map(lambda leaf: leaf[:, 0], problem.draw(jr.key(0), EXAMPLES, 1).x)
+    example = jax.tree.map(lambda leaf: leaf[0], examples)
+    is_small = sum(leaf.size for leaf in jax.tree.leaves(examples)) <= LARGEST_KEPT
+    examples = jax.tree.map(np.asarray, examples) if is_small else None
     functions = {n: as_jax_function(n, e, example, y_shape.shape[0]) for n, e in named.items()}
     at_key, draw_key, prior_key = jr.split(key_for("assess", key), 3)
     with stages.stage("preparing"):
@@ -118,6 +123,7 @@ def assess(
         bound=None,
         squared_errors={},
         looks=len(looks),
+        subjects={name: Subject(one, examples) for name, one in named.items()},
     )
 
     def decided(errors: ErrorMoments, repeats: int) -> bool:
@@ -131,8 +137,7 @@ def assess(
     with own_errors(functions):
         errors, squares, reached = pieces.at_values(theta, truth, draw_key, stages, decided)
         with stages.stage("averaging over the prior"):
-            size = np.fmax.reduce(rms_of(errors), axis=(1, 2))
-            averages = pieces.over_prior(prior_key, size, reached)
+            averages = pieces.over_prior(prior_key, reached)
     with stages.stage("computing the bound"):
         unknown = problem.crb is None and problem.log_likelihood is None
         estimated = bound == "estimated" and unknown
@@ -216,7 +221,11 @@ def _with_estimators(
 
 def _outside_of_training(estimator: Any, y: np.ndarray) -> np.ndarray:
     """Which values lie outside of those that an estimator was trained on, as far as it knows."""
-    known = estimator.y_range if isinstance(estimator, Carrier) else None
+    return beyond_training(estimator.y_range if isinstance(estimator, Carrier) else None, y)
+
+
+def beyond_training(known: np.ndarray | None, y: np.ndarray) -> np.ndarray:
+    """Which values lie outside of a range of y that was drawn in training, (2, d)."""
     if known is None or known.shape[1] != y.shape[1]:
         return np.zeros(len(y), bool)
     margin = TRAINING_MARGIN * (known[1] - known[0])

@@ -80,6 +80,23 @@ class BiasLimit:
         return looks
 
 
+class Subject:
+    """What was assessed, by which `save` tells whether it is the estimator to be saved.
+
+    It is no part of a result: it is neither printed nor pickled.
+
+    Args:
+        estimator: as it was given.
+        examples: some measurements, in arrays with a leading axis.
+    """
+
+    def __init__(self, estimator: Any = None, examples: Any = None) -> None:
+        self.estimator, self.examples = estimator, examples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Subject, ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Certificate:
     """Whether |bias|/sd of an estimator is within a limit at all assessed values, or not known.
@@ -121,6 +138,8 @@ class Certificate:
     """Bias / sd between the values, for one parameter."""
     curve_note: str
     """Why there is no curve."""
+    subject: Subject = dataclasses.field(default_factory=Subject, compare=False)
+    """What was assessed."""
 
     @property
     def margin(self) -> float:
@@ -190,6 +209,7 @@ class Certificate:
         fields = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in vars(self).items()
+            if name != "subject"
         }
         return fields | {
             "limit": dataclasses.asdict(self.limit),
@@ -286,6 +306,7 @@ def certify(report: "Report", name: str, limit: BiasLimit) -> Certificate:
         failures=int(one.failures.sum()),
         curve=curve,
         curve_note=note,
+        subject=report.subjects.get(name, Subject()),
     )
 
 

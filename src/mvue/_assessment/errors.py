@@ -181,18 +181,16 @@ class ErrorPieces:
         ]
         return ErrorsAtValues(rescale(total.errors.on_host(), units), squares, reached)
 
-    def over_prior(self, key: Key, unit: np.ndarray, repeats: int) -> list[PriorAverage]:
+    def over_prior(self, key: Key, repeats: int) -> list[PriorAverage]:
         """Averages over the prior of squared error and squared bias.
 
         Args:
             key: decides the units and their measurements.
-            unit: the size of the errors of each estimator.
             repeats: about how many measurements in all.
         """
         units = max(FEWEST_UNITS, repeats // PRIOR_REPLICATES)
         m = PRIOR_REPLICATES
         size = self.rows // m
-        unit = np.where(_usable(unit), unit, 1.0)
         theta_key, draw_key = jr.split(key)
 
         def rows(start: Array, key: Key) -> _Rows:
@@ -210,10 +208,21 @@ class ErrorPieces:
             wanted = start + jnp.arange(size) < units
             return moments_of(both, jnp.isfinite(both).all(axis=-1) & wanted[None])
 
-        rows, reduce = self._compiled(rows), self._compiled(reduce)
-        total = None
+        def sizes(errors: Array) -> tuple[Array, Array]:
+            """The largest error of each estimator, and the root mean square in units of it."""
+            errors = jnp.where(jnp.isfinite(errors), errors, 0.0)
+            most = jnp.abs(errors).max(axis=(0, 2))
+            most = jnp.where(most > 0, most, 1.0)
+            return most, jnp.sqrt(jnp.mean((errors / most[None, :, None]) ** 2, axis=(0, 2)))
+
+        rows, reduce, sizes = map(self._compiled, (rows, reduce, sizes))
+        total, unit = None, np.ones(len(self.functions))
         for start in map(jnp.asarray, range(0, units, size)):
             errors = self.errors(draw_key, rows(start, theta_key))
+            if total is None:
+                # Errors at chosen values may be of another size than those over the prior.
+                most, share = (np.asarray(part, np.float64) for part in sizes(errors))
+                unit = np.where(_usable(most * share), most * share, 1.0)
             part = reduce(start, errors, jnp.asarray(unit, errors.dtype))
             total = part if total is None else merge(total, part)
         assert total is not None

@@ -13,7 +13,7 @@ from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
 from .._serialise.files import write_text
 from .._serialise.text import json_text
-from .certificate import BiasLimit, Certificate, certify
+from .certificate import BiasLimit, Certificate, Subject, certify
 from .tables import coverage_rows, summary_rows, value_rows
 
 CRB = "CRB"
@@ -110,6 +110,8 @@ class Report:
     """Of the confidence intervals of each estimator, with ``assess(level=...)``."""
     bound_is: str = CRB
     """What the bound is: ``CRB``, or ``estimated bound`` with ``assess(bound="estimated")``."""
+    subjects: dict[str, Subject] = dataclasses.field(default_factory=dict, compare=False)
+    """What each estimator is."""
 
     @property
     def is_estimated(self) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.checks import all_as_numbers, check_count, describe_shapes
+from .._core.checks import all_as_numbers, check_count, describe_shapes, refuse_frozen_draws
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, as_estimator, is_traced, spec_of
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Measurement
@@ -311,6 +311,11 @@ def _evaluate(
 ) -> tuple[Any, Any]:
     """Estimates (rows, d), and weights (rows,) or (rows, d) where there is a function for them."""
     functions = (estimator,) if weights is None else (estimator, weights)
+    if not is_traced(rows):
+        one = _one_of(rows)
+        for name, function in zip(("estimator", "weights"), functions, strict=False):
+            if not isinstance(function, eqx.Module):  # a network would take long to trace
+                refuse_frozen_draws(name, function, one)
     _check_outputs(functions, rows)
     # A module that closes over traced arrays makes traced estimates from whatever x.
     if is_traced(functions, rows, there):
@@ -392,7 +397,7 @@ def _chunk_size(leaves: list[Any], chunk: int | None) -> int:
 
 def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
     """Refuse functions that do not return a number or a vector for one measurement."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    one = _one_of(rows)
     for name, function in zip(("estimator", "weights"), functions, strict=False):
         try:
             output = eqx.filter_eval_shape(function, one)
@@ -414,6 +419,11 @@ def _check_outputs(functions: tuple[Estimator, ...], rows: Any) -> None:
                 f"{name} must return real numbers, got {output.dtype}: average real and imaginary "
                 "parts as two components"
             )
+
+
+def _one_of(rows: Any) -> Any:
+    """The shapes of one measurement."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
 
 
 def _check_any_left(found: RunningAverage) -> None:

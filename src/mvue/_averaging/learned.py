@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._core.checks import check_count
+from .._core.checks import check_count, describe_shapes, is_not_jax, refuse_frozen_draws
+from .._core.keys import key_for
 from .._core.problem import Problem
 from .._core.types import Estimator, Key, Measurement
 from .._data.theta_basis import ThetaBasis
@@ -36,6 +37,8 @@ class KnownFeatures(eqx.Module):
     tables: Float[Array, "k t"]
     mean: Float[Array, " k"]
     sd: Float[Array, " k"]
+    usual: Float[Array, " k"]
+    """Geometric means of those that are positive: weights are then about one, in any units."""
     positive: tuple[bool, ...] = eqx.field(static=True)
 
     @classmethod
@@ -45,7 +48,8 @@ class KnownFeatures(eqx.Module):
         sd = known.std(axis=0)
         positive = tuple(bool((column > 0).all()) for column in known.T)
         mean, sd = known.mean(axis=0), np.where(sd > 0, sd, 1.0)
-        return cls(as_array(tables), as_array(mean), as_array(sd), positive)
+        usual = np.exp(np.log(np.where(positive, known, 1.0)).mean(axis=0))
+        return cls(as_array(tables), as_array(mean), as_array(sd), as_array(usual), positive)
 
     def __call__(self, known: Float[Array, " k"]) -> Float[Array, " f"]:
         """The functions; beyond the simulated values those at the nearest."""
@@ -55,7 +59,11 @@ class KnownFeatures(eqx.Module):
         powers = legendre(place, DEGREE)[1:]
         first, second = np.triu_indices(len(self.positive), 1)
         pairs = (place[first] * place[second])[:MOST_PRODUCTS]
-        logs = [jnp.log(known[i]) for i, positive in enumerate(self.positive) if positive]
+        logs = [
+            jnp.log(known[i] / self.usual[i])
+            for i, positive in enumerate(self.positive)
+            if positive
+        ]
         parts = [powers.ravel(), pairs, (known - self.mean) / self.sd, *map(jnp.atleast_1d, logs)]
         return jnp.concatenate(parts)
 
@@ -75,7 +83,10 @@ class LearnedWeights(eqx.Module):
 
     def __call__(self, x: Measurement) -> Float[Array, " d"]:
         """The weight of each component of the estimate."""
-        known = jnp.ravel(jnp.asarray(self.known(x), float))
+        return self.of_known(jnp.ravel(jnp.asarray(self.known(x), float)))
+
+    def of_known(self, known: Float[Array, " k"]) -> Float[Array, " d"]:
+        """The same from the known numbers."""
         return jnp.exp(-self.coefficients @ self.features(known))
 
     def __repr__(self) -> str:
@@ -103,7 +114,8 @@ def learn_weights(
     check_count("units", units, least=64)
     if not callable(known):
         raise TypeError(f"known must be a function of one measurement, got {type(known).__name__}")
-    draw = problem.draw(key, units, REPEATS)
+    _check_outputs(problem, estimator=estimator, known=known)
+    draw = problem.draw(_checked_key(key), units, REPEATS)
     both = jax.jit(jax.vmap(jax.vmap(lambda x: (jnp.ravel(estimator(x)), _known(known, x)))))
     estimates, values = (np.asarray(part, np.float64) for part in both(draw.x))
     if not np.isfinite(estimates).all() or not np.isfinite(values).all():
@@ -138,7 +150,41 @@ def learn_weights(
     count = values.shape[1]
     numbers = "a known number" if count == 1 else f"{count} known numbers"
     note = f"precision by {numbers}, from {units:,} values of theta"
-    return LearnedWeights(known, features, as_array(np.stack(fitted)), note)
+    learned = LearnedWeights(known, features, as_array(np.stack(fitted)), note)
+    weights = np.asarray(jax.vmap(learned.of_known)(as_array(values)))
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError(
+            "known must be numbers from which single precision can make weights, got some from "
+            f"{values.min():.3g} to {values.max():.3g} with weights that are zero or infinite: "
+            "give it in other units, or its logarithm"
+        )
+    return learned
+
+
+def _checked_key(key: Any) -> Key:
+    key_for("learned weights", key)  # refuses what is none
+    return key
+
+
+def _check_outputs(problem: Problem, **functions: Callable[[Measurement], Any]) -> None:
+    """Refuse functions of one measurement that do not return real numbers, or not in JAX."""
+    x, _ = problem.shapes()
+    for name, function in functions.items():
+        refuse_frozen_draws(name, function, x)
+        try:
+            found = jax.eval_shape(lambda one, f=function: jnp.asarray(f(one)), x)
+        except Exception as error:
+            hint = "write it with jax.numpy instead of NumPy: " if is_not_jax(error) else ""
+            reason = str(error).split("\n", 1)[0]
+            raise ValueError(
+                f"{name} must return one or more real numbers for one measurement of "
+                f"{describe_shapes(x)}: {hint}{type(error).__name__}: {reason}"
+            ) from error
+        if jnp.issubdtype(found.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{name} must return real numbers, got {found.dtype}: give real and imaginary part "
+                "as two"
+            )
 
 
 def _known(known: Callable[[Measurement], Any], x: Measurement) -> Array:

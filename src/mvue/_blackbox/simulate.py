@@ -22,7 +22,7 @@ from .._data.shards import (
     Shards,
     shard_units_for,
 )
-from .._data.simulated import SimulatedData, layout_of, look_at, manifest_of
+from .._data.simulated import SimulatedData, check_shard, layout_of, look_at, manifest_of
 from .._runtime.locks import FolderInUseError, only_one
 from .._runtime.progress import progress_for
 from ..exceptions import FailedDrawsWarning, SimulatedDataError, SimulatorError
@@ -172,7 +172,7 @@ def _simulated(
         )
     else:
         layout = layout_of(manifest)
-        _check_unknowns(shards, layout, max(units, manifest["units"]), unknowns)
+        _check_unknowns(shards, layout, max(units, manifest["units"]), unknowns, manifest)
     _write_manifest(shards, layout, units, identity, manifest)
     filling = Filling(shards, layout, units, unknowns, template)
     if filling.damaged:
@@ -280,7 +280,9 @@ def _write_manifest(
         shards.write_manifest(manifest)
 
 
-def _check_unknowns(shards: Shards, layout: ShardLayout, units: int, unknowns: Unknowns) -> None:
+def _check_unknowns(
+    shards: Shards, layout: ShardLayout, units: int, unknowns: Unknowns, manifest: dict[str, Any]
+) -> None:
     """Refuse a folder whose units have other theta than those of this call.
 
     Of very large folders some units of each shard are compared; all of those to which anything
@@ -291,6 +293,8 @@ def _check_unknowns(shards: Shards, layout: ShardLayout, units: int, unknowns: U
     for index, count in enumerate(there):
         if not count:
             continue
+        assert isinstance(shards, ShardFolder)
+        check_shard(shards, index, layout, manifest)
         size = min(count, max(FEWEST_COMPARED, math.ceil(share * count)))
         is_full = count == layout.shard_units  # nothing can be added to it
         chosen = slice(count - size if is_full else 0, count)
@@ -302,6 +306,7 @@ def _check_unknowns(shards: Shards, layout: ShardLayout, units: int, unknowns: U
             np.array_equal(column, found[path][chosen]) for path, column in columns.items()
         )
         if not same:
+            shards.read(index, layout)  # tells if it is damaged
             which = f"units {first + chosen.start} to {first + chosen.stop - 1}"
             raise other_unknowns(shards.path, which)
 

@@ -13,13 +13,24 @@ import numpy as np
 from .._core.checks import checked_names, refuse_masked
 from .._core.priors import prior_leaves
 from .._core.problem import Problem
-from .._core.theta import Columns, column_name, describe_theta, theta_columns, theta_of_unit
+from .._core.theta import (
+    Columns,
+    column_name,
+    describe_theta,
+    theta_columns,
+    theta_of_unit,
+    theta_tree,
+)
 from ..exceptions import SimulatedDataError, SimulatorError
 from .worker import stream
 
 BLOCK = 256
 """Units of which a JAX prior is drawn at once; always the same, so that no bit depends on it."""
 FINGERPRINT_UNITS = 8
+DRAWN_TWICE = 4
+"""First units whose theta is drawn twice: a prior must take its random numbers from its rng."""
+REMEMBERED = 64
+"""Units whose theta is not drawn again."""
 
 
 class Unknowns:
@@ -132,9 +143,23 @@ def _function_drawing(
             ) from error
 
     expected = _kinds(one(0))
+    for unit in range(DRAWN_TWICE):
+        first, again = one(unit), one(unit)
+        if first.keys() == again.keys() and not all(
+            np.array_equal(first[path], again[path], equal_nan=True) for path in first
+        ):
+            raise SimulatorError(
+                "prior(rng) must take all of its random numbers from rng, a "
+                "numpy.random.Generator that depends on the seed and the unit, but gave two values "
+                f"for unit {unit}, "
+                f"{describe_theta(theta_tree(first))} and {describe_theta(theta_tree(again))}: "
+                "write rng.uniform() where it has np.random.uniform()"
+            )
+    # A unit is simulated, and later stored, with the same draw.
+    remembered = functools.lru_cache(REMEMBERED)(one)
 
     def draw(first: int, count: int) -> Columns:
-        thetas = [one(first + i) for i in range(count)]
+        thetas = [remembered(first + i) for i in range(count)]
         for i, theta in enumerate(thetas):
             if _kinds(theta) != expected:
                 raise SimulatorError(

@@ -1,12 +1,13 @@
 """Checks of arguments that many functions share, and words for shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 NEEDS_VALUES = (
@@ -103,11 +104,28 @@ def checked_names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
 
 
 def check_estimator(
-    name: str, estimator: Any, x: Any, d: int, *, may_be_complex: bool = False
+    name: str,
+    estimator: Any,
+    x: Any,
+    d: int,
+    *,
+    may_be_complex: bool = False,
+    is_fixed: bool = False,
 ) -> None:
-    """Refuse what does not map one measurement, given by its shapes, to y."""
+    """Refuse what does not map one measurement, given by its shapes, to y.
+
+    Args:
+        name: in messages.
+        estimator: what is checked.
+        x: shapes of one measurement.
+        d: of y.
+        may_be_complex: whether estimates may be complex.
+        is_fixed: whether it is known to draw no random numbers; else it is traced twice more.
+    """
     if not callable(estimator):
         raise TypeError(f"{name} must be callable, got {type(estimator).__name__}")
+    if not is_fixed:
+        refuse_frozen_draws(name, estimator, x)
     try:
         output = eqx.filter_eval_shape(estimator, x)
     except Exception as error:
@@ -118,6 +136,75 @@ def check_estimator(
     check_output(name, output, d, may_be_complex=may_be_complex)
 
 
+def refuse_frozen_draws(name: str, function: Any, x: Any) -> None:
+    """Refuse a function of one measurement that draws random numbers which JAX does not know.
+
+    Such numbers are drawn while a program is traced, and are then the same in all of its calls.
+    To be called before it is traced elsewhere: what is compiled is traced once. What cannot be
+    traced is left to others.
+    """
+    before = _drawn_so_far()
+    try:
+        first = _constants_of(function, x)
+    except Exception:
+        return
+    after = _drawn_so_far()
+    if before != after:  # a function that seeds the generator leaves it as it left it before
+        np.random.random()  # noqa: NPY002
+    second = _constants_of(function, x)
+    is_seeded = _drawn_so_far() == after
+    if is_seeded and _are_same(first, second):
+        return
+    # Once more: what JAX or a function keeps from its first call may look different there.
+    if before == after and _are_same(second, _constants_of(function, x)):
+        return
+    raise ValueError(
+        f"{name} must return the same for the same x, but draws random numbers of NumPy or Python, "
+        "which are drawn once, when JAX traces it, and are constants from then on: leave them out, "
+        "or fix them with a seed before"
+    )
+
+
+def _drawn_so_far() -> tuple[Any, ...]:
+    """The state of NumPy's shared generator. Others, as beartype, draw from that of Python."""
+    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return np.asarray(words).tobytes(), *rest
+
+
+def _constants_of(function: Any, x: Any) -> list[Any]:
+    """What a traced function has of constants, in the order of its operations."""
+
+    def walk(node: Any) -> Iterator[Any]:
+        if isinstance(node, (list, tuple)):
+            for child in node:
+                yield from walk(child)
+        elif hasattr(node, "jaxpr"):  # closed
+            yield from node.consts
+            yield from walk(node.jaxpr)
+        elif hasattr(node, "eqns"):
+            for equation in node.eqns:
+                yield from (v.val for v in equation.invars if hasattr(v, "val"))
+                yield from walk(list(equation.params.values()))
+            yield from (v.val for v in node.outvars if hasattr(v, "val"))
+
+    dynamic, static = eqx.partition(x, lambda leaf: hasattr(leaf, "shape"))
+    return list(
+        walk(jax.make_jaxpr(lambda one: jnp.asarray(function(eqx.combine(one, static))))(dynamic))
+    )
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    def same(one: Any, other: Any) -> bool:
+        if one is other or isinstance(one, Tracer) or isinstance(other, Tracer):
+            return True
+        if any(jnp.issubdtype(jnp.result_type(v), jax.dtypes.prng_key) for v in (one, other)):
+            return True  # of JAX, which are no numbers
+        a, b = np.asarray(one), np.asarray(other)
+        return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+    return len(some) == len(others) and all(map(same, some, others))
+
+
 def check_output(name: str, output: Any, d: int, *, may_be_complex: bool = False) -> None:
     """Refuse an estimate whose shape is not that of y; a scalar will do for one component."""
     shape = getattr(output, "shape", None)
@@ -126,8 +213,13 @@ def check_output(name: str, output: Any, d: int, *, may_be_complex: bool = False
         and shape is not None
         and jnp.issubdtype(output.dtype, jnp.complexfloating)
     )
-    if is_complex or (shape != (d,) and not (d == 1 and shape == ())):
+    is_number = shape is None or any(
+        jnp.issubdtype(output.dtype, kind) for kind in (np.number, np.bool_)
+    )
+    if is_complex or not is_number or (shape != (d,) and not (d == 1 and shape == ())):
         got = type(output).__name__ if shape is None else f"shape {shape}"
+        if not is_number:
+            got = f"{output.item()!r:.80}" if shape == () else f"an array of {output.dtype}"
         got += " of complex numbers" if is_complex else ""
         raise ValueError(
             f"{name} must return an array of the shape of y, ({d},), for one measurement; it "

@@ -159,17 +159,31 @@ def _cast(values: Any, dtype: Any, xp: Any) -> Any:
     wider = jnp.promote_types(values.dtype, dtype) == values.dtype
     if isinstance(values, Tracer) and wider and jnp.issubdtype(dtype, inexact):
         return values  # double precision, where a compiled function asks for it
-    lossy = is_complex and not jnp.issubdtype(dtype, np.complexfloating)
-    if not lossy and not jnp.issubdtype(dtype, np.inexact):
+    if is_complex and not jnp.issubdtype(dtype, np.complexfloating):
+        raise TypeError(f"x must be numbers of the kind {dtype}, got {values.dtype}")
+    if not jnp.issubdtype(dtype, np.inexact):
         if isinstance(values, Tracer):
             return values  # whether they are whole cannot be seen, and derivatives need them so
         whole = np.asarray(values)
+        finite = np.isfinite(whole)
         with np.errstate(all="ignore"):
-            lossy = bool((whole.astype(dtype).astype(whole.dtype) != whole).any())
-    if lossy:
-        raise TypeError(f"x must be numbers of the kind {dtype}, got {values.dtype}")
+            lossy = whole.astype(dtype).astype(whole.dtype) != whole
+        # Of many measurements those that are not finite are left out later: they stay as they are.
+        wrong = lossy & finite if xp is np else lossy
+        if wrong.any():
+            raise TypeError(
+                f"x must be whole numbers of the kind {dtype}, got {whole[wrong].flat[0]}"
+                f"{_place_of(wrong)}"
+            )
+        if not finite.all():
+            return whole
     with np.errstate(all="ignore"):
         return xp.asarray(values.astype(dtype))
+
+
+def _place_of(wrong: np.ndarray) -> str:
+    """Where the first of some numbers is, in words."""
+    return f" at x[{', '.join(map(str, np.argwhere(wrong)[0]))}]" if wrong.ndim else ""
 
 
 def spec_of(value: Any) -> MeasurementSpec | None:
@@ -249,7 +263,20 @@ class Predictor(abc.ABC):
 
     def _predicted(self, piece: Measurement) -> np.ndarray:
         """Estimates from a piece of measurements; NaN from those that are not finite."""
-        return np.where(_are_finite(piece)[:, None], self._estimated(piece), np.nan)
+        finite = _are_finite(piece)
+        return np.where(finite[:, None], self._estimated(self._with_whole(piece)), np.nan)
+
+    def _with_whole(self, piece: Measurement) -> Measurement:
+        """The same, with whole numbers where the estimator takes these, which have no NaN."""
+        if self._spec is None:
+            return piece
+
+        def whole(leaf: Any, want: Any) -> Any:
+            if leaf.dtype == want.dtype or jnp.issubdtype(want.dtype, np.inexact):
+                return leaf
+            return np.where(np.isfinite(leaf), leaf, 0).astype(want.dtype)
+
+        return jax.tree.map(whole, piece, self._spec.x)
 
     def _estimated(self, piece: Measurement) -> np.ndarray:
         """Estimates from a piece of measurements; anything from those that are not finite."""

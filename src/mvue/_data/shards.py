@@ -166,7 +166,8 @@ class ShardFolder:
                 np.save(folder / name, array, allow_pickle=False)
                 sync(folder / name)
                 files[name] = _file_record(folder / name) | {"crc32": _checksum(folder / name)}
-            sidecar = {"units": len(shard.y), "files": files, "failures": failures}
+            of = {"index": index, "of": identity_of(self.manifest() or {})}
+            sidecar = {"units": len(shard.y), "files": files, "failures": failures} | of
             (folder / "shard.json").write_text(json.dumps(sidecar))
             sync(folder / "shard.json")
         self._sidecars.pop(index, None)
@@ -182,24 +183,33 @@ class ShardFolder:
         size and the time that it had before.
         """
         folder = self._shard(index)
-        if check and index not in self._sound:
-            self._sidecars.pop(index, None)  # the shard may have grown since it was looked at
-            files = self._sidecar(index)["files"]
-            for name in layout.file_names():
-                # Without a checksum there is nothing to compare.
-                expected = files.get(name, {}).get("crc32")
-                if expected is not None and _checksum(folder / name) != expected:
-                    raise SimulatedDataError(
-                        f"{folder / name} is damaged: its contents do not match its checksum. "
-                        f"Delete the folder {folder}, and the same call of mvue.simulate makes it "
-                        "again"
-                    )
-            self._sound.add(index)
-        load = {name: np.load(folder / name, mmap_mode="r") for name in layout.file_names()}
+        if check:
+            self._compare_checksums(index, layout)
+        try:
+            load = {name: np.load(folder / name, mmap_mode="r") for name in layout.file_names()}
+        except ValueError:
+            self._compare_checksums(index, layout)
+            raise
         columns = dict(
             zip(layout.theta, (load[name] for name in layout.theta_files()), strict=True)
         )
         return Shard(load["y.npy"], load["x.npy"], load["present.npy"], theta_tree(columns))
+
+    def _compare_checksums(self, index: int, layout: ShardLayout) -> None:
+        if index in self._sound:
+            return
+        self._sidecars.pop(index, None)  # the shard may have grown since it was looked at
+        folder, files = self._shard(index), self.sidecar(index)["files"]
+        for name in layout.file_names():
+            # Without a checksum there is nothing to compare.
+            expected = files.get(name, {}).get("crc32")
+            if expected is not None and _checksum(folder / name) != expected:
+                raise SimulatedDataError(
+                    f"{folder / name} is damaged: its contents do not match its checksum. "
+                    f"Delete the folder {folder}, and the same call of mvue.simulate makes it "
+                    "again"
+                )
+        self._sound.add(index)
 
     def units_in(self, index: int, layout: ShardLayout) -> int | None:
         """How many units a shard holds; 0 where it is not there, None where it is damaged.
@@ -211,7 +221,8 @@ class ShardFolder:
         if not folder.exists():
             return 0
         try:
-            sidecar = self._sidecar(index)
+            sidecar = self.sidecar(index)
+            _failures(sidecar)
             for name in layout.file_names():
                 expected, found = sidecar["files"][name], _file_record(folder / name)
                 if found["size"] != expected["size"]:
@@ -226,7 +237,7 @@ class ShardFolder:
 
     def failures(self, index: int) -> list[Failure]:
         """The measurements of a shard that could not be simulated."""
-        return [Failure(*entry) for entry in self._sidecar(index)["failures"]]
+        return _failures(self.sidecar(index))
 
     def write_part(self, index: int, part: Part) -> None:
         """Keep some units of a shard until it is complete."""
@@ -296,7 +307,8 @@ class ShardFolder:
     def _parts(self, index: int) -> list[Path]:
         return sorted(self.path.glob(f"parts/{index:05d}-*.npz"))
 
-    def _sidecar(self, index: int) -> dict[str, Any]:
+    def sidecar(self, index: int) -> dict[str, Any]:
+        """What a shard tells of itself."""
         if index not in self._sidecars:
             self._sidecars[index] = json.loads((self._shard(index) / "shard.json").read_text())
         return self._sidecars[index]
@@ -360,6 +372,15 @@ class MemoryShards:
 
 
 Shards: TypeAlias = ShardFolder | MemoryShards
+
+
+def identity_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest tells that holds for all shards, however many units there will be."""
+    return {name: value for name, value in manifest.items() if name != "units"}
+
+
+def _failures(sidecar: dict[str, Any]) -> list[Failure]:
+    return [Failure(*entry) for entry in sidecar["failures"]]
 
 
 def holds_simulations(folder: Path) -> bool:

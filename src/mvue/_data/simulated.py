@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..exceptions import SimulatedDataError
-from .shards import Failure, Kind, Shard, ShardFolder, ShardLayout, Shards
+from .shards import Failure, Kind, Shard, ShardFolder, ShardLayout, Shards, identity_of
 
 
 class SimulatedData:
@@ -49,6 +49,8 @@ class SimulatedData:
             raise SimulatedDataError(f"there are no simulated data in {shards.path}")
         layout, units = layout_of(manifest), manifest["units"]
         there, damaged = look_at(shards, layout, units)
+        for index in np.flatnonzero(there).tolist():
+            check_shard(shards, index, layout, manifest)
         if sum(there) < units:
             what = f"shard {damaged[0]} is damaged" if damaged else f"{sum(there):,} are there"
             raise SimulatedDataError(
@@ -125,6 +127,35 @@ def look_at(shards: Shards, layout: ShardLayout, units: int) -> tuple[list[int],
     there = [shards.units_in(i, layout) for i in range(len(sizes))]
     damaged = [i for i, found in enumerate(there) if found is None]
     return [min(found or 0, size) for found, size in zip(there, sizes, strict=True)], damaged
+
+
+def check_shard(
+    shards: ShardFolder, index: int, layout: ShardLayout, manifest: dict[str, Any]
+) -> None:
+    """Refuse a shard that is not what the manifest says, though it may be whole in itself."""
+    sidecar, shard = shards.sidecar(index), shards.read(index, layout, check=False)
+    units, kind = sidecar["units"], layout.kind
+    pairs = [
+        ("arrays", sorted(layout.file_names()), sorted(sidecar["files"])),
+        ("most units of a shard", layout.shard_units, max(layout.shard_units, units)),
+        ("shape of x", (units, layout.repeats, *kind.shape), shard.x.shape),
+        ("dtype of x", kind.dtype, shard.x.dtype),
+        ("shape of y", (units, len(layout.names)), shard.y.shape),
+        ("shape of present", (units, layout.repeats), shard.present.shape),
+    ]
+    if sidecar.get("of"):  # folders of earlier versions do not have it
+        said, told = identity_of(manifest), sidecar["of"]
+        pairs += [(name, said.get(name), told.get(name)) for name in {**said, **told}]
+        pairs.append(("number of the shard", index, sidecar.get("index")))
+    lines = [f"  {name}: {a!r} there, {b!r} in the shard" for name, a, b in pairs if a != b]
+    if lines:
+        shards.read(index, layout)  # tells if it is damaged
+        raise SimulatedDataError(
+            f"shard {index} in {shards.path} is not one of the data that manifest.json tells of:\n"
+            + "\n".join(lines)
+            + "\nPut back what was there before, or delete the folder "
+            f"{shards.path / f'{index:05d}'} and call mvue.simulate again"
+        )
 
 
 def manifest_of(layout: ShardLayout, units: int, identity: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from .._core.checks import check_output, describe_shapes
+from .._core.checks import check_output, describe_shapes, refuse_frozen_draws
 from .._core.estimators import as_estimator
 from .._core.problem import Problem
 from .._core.types import Estimator
@@ -26,6 +26,7 @@ def as_jax_function(name: str, estimator: Any, example: Any, d: int) -> Estimato
     """An estimator that can be traced, checked for its output."""
     label = f"estimator {name!r}"
     estimator = as_estimator(estimator, label)
+    refuse_frozen_draws(label, estimator, example)
     try:
         output = eqx.filter_eval_shape(lambda x: jnp.asarray(estimator(x)), example)
     except Exception as error:

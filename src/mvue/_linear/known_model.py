@@ -224,7 +224,7 @@ def _checked_covariance(name: str, value: Any, size: int) -> np.ndarray:
         pivots = np.diagonal(np.linalg.cholesky(covariance)).real ** 2
     except np.linalg.LinAlgError:
         pivots = np.zeros(size)
-    if not (pivots > size * np.finfo(float).eps * variances).all():
+    if not (pivots > size * np.finfo(float).eps * np.maximum(variances, 0)).all():
         raise ValueError(
             f"{name} must be positive definite, got a matrix whose smallest eigenvalue is "
             f"{np.linalg.eigvalsh(covariance)[0]:.3g}: drop entries that the others determine, or "

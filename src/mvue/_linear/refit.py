@@ -162,7 +162,7 @@ def refit_last_layer(
         source = _fixed(problem_or_data, width)
     else:
         source = _simulated(problem_or_data, key, units, repeats, width)
-    moments, weighed, bad, seen = _moments(source, rows)
+    moments, weighed, bad, seen, vary = _moments(source, rows)
     if bad:
         warnings.warn(
             f"{bad:,} of {seen:,} units have measurements or features that are not finite, or a "
@@ -174,6 +174,11 @@ def refit_last_layer(
         raise ValueError(
             f"features(x), weight(y) and measurements must be finite and weights positive in some "
             f"units, got none in all {seen:,}"
+        )
+    if not vary:
+        raise ValueError(
+            "features(x) must vary with x, got the same numbers for all measurements, from which "
+            "nothing can be estimated: a network whose last layer sees no x must be trained anew"
         )
     fit = fit_moments(moments.summary(), float(bias_weight), fit_intercept=False, stacklevel=3)
     coefficients = jnp.asarray(fit.coefficients, jnp.result_type(float))
@@ -295,10 +300,10 @@ def _fixed(data: Draw, width: int) -> _UnitPieces:
 
 def _moments(
     source: _UnitPieces, rows: Callable[[Draw], tuple[Array, Array]]
-) -> tuple[GroupedMoments, int, int, int]:
-    """Moments of the rows of all units that are finite, and counts of units.
+) -> tuple[GroupedMoments, int, int, int, bool]:
+    """Moments of the rows of all units that are finite, counts of units, whether features vary.
 
-    Of those that have a weight, of those that are not finite, and of all.
+    The units are those that have a weight, those that are not finite, and all.
 
     All devices of all processes share the units of a piece. Each process adds up the rows of
     its own in float64, and in the end these sums are merged.
@@ -315,7 +320,8 @@ def _moments(
         return divided(unit, mesh_for(shares), shares, common)
 
     moments = GroupedMoments()
-    weighed = bad = seen = 0
+    weighed = bad = seen = unusable = unweighable = 0
+    ends = np.full((2, 1), np.nan)  # of the features
     for count, common in source.pieces:
         given = replicated(common(), mesh_for(whole_shares(count)))
         values, y, finite, wanted = own_rows(divided_rows(count, given))
@@ -327,7 +333,34 @@ def _moments(
         weighed += int(agreed(float(np.sum(has_weight))).sum())
         bad += int(agreed(float(np.sum(wanted & ~good))).sum())
         seen += count
-        failing = nonfinite_error(bad, seen)
-        if failing:
-            raise failing
-    return functools.reduce(GroupedMoments.merge, from_each(moments)), weighed, bad, seen
+        made = wanted & finite & ~good
+        without = made & ~np.isfinite(values[:, 0, -1])
+        unusable += int(agreed(float(np.sum(made & ~without))).sum())
+        unweighable += int(agreed(float(np.sum(without))).sum())
+        _check_share(bad, unusable, unweighable, seen)
+        if has_weight.any():
+            found = values[has_weight].astype(np.float64)
+            found = (found[..., :-1] / found[..., -1:]).reshape(-1, found.shape[-1] - 1)
+            both = np.stack([found.min(axis=0), found.max(axis=0)])
+            ends = np.stack([np.fmin(ends[0], both[0]), np.fmax(ends[1], both[1])])
+    rounding = 8 * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(ends).max(axis=0)
+    vary = bool(agreed(float((np.ptp(ends, axis=0) > rounding).any())).any())
+    merged = functools.reduce(GroupedMoments.merge, from_each(moments))
+    return merged, weighed, bad, seen, vary
+
+
+def _check_share(bad: int, unusable: int, unweighable: int, seen: int) -> None:
+    """Refuse too many units that cannot be used, by the name of what is to blame."""
+    if nonfinite_error(unweighable, seen):
+        raise ValueError(
+            "weight(y) must be a finite number of at least 0, got NaN, infinity or less for "
+            f"{unweighable:,} of {seen:,} units"
+        )
+    if nonfinite_error(unusable, seen):
+        raise ValueError(
+            "features(x), what the last layer sees, must be finite, got NaN or infinity for "
+            f"{unusable:,} of {seen:,} units"
+        )
+    failing = nonfinite_error(bad, seen)
+    if failing:
+        raise failing

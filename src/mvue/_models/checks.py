@@ -7,16 +7,20 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.checks import check_estimator
+from .._assessment.assess import beyond_training
+from .._assessment.certificate import Subject
+from .._core.checks import check_estimator, checked_names, describe_shapes
+from .._core.estimators import Carrier, Predictor
 from .._finish.input_range import SUMMARIES_IN_ONE_UNIT, InputRange, Scale, TrainedOn
+from .._runtime.digest import arrays_identity, same_identity
 from .._serialise.tree import BrokenTreeError
-from .fronts import Front
+from .fronts import Front, front_of
 from .model import Model, as_function
 
 LARGEST_TRIED = 2**15
@@ -24,6 +28,103 @@ LARGEST_TRIED = 2**15
 grow with it, and a file may claim any."""
 MOST_CALLS = 250_000
 """Calls and returns of functions while an estimator is tried; the default networks take 100,000."""
+
+
+SAME = 1e-3
+"""Estimates that differ by less, as a share of the largest, are the same but for rounding."""
+
+
+class Assessed(NamedTuple):
+    """What an assessment or a certificate is about."""
+
+    what: str
+    """Which of the two, for messages."""
+    names: tuple[str, ...]
+    y: np.ndarray
+    """The values, without those that were outside of the prior or of training, (K, d)."""
+    subject: Subject
+
+
+def check_assessed(given: Assessed, estimator: Any, known: TrainedOn | None) -> None:
+    """Refuse what was assessed of another estimator or another problem, as far as that is known."""
+    hint = "assess the estimator that is saved, on the problem that it is for"
+    # With `of`, something else than y was judged.
+    of_y = not any(name.startswith("of(") for name in given.names)
+    if known is not None and of_y:
+        nameless = checked_names(None, len(known.names))
+        if given.names != known.names and nameless not in (given.names, known.names):
+            raise ValueError(
+                f"{given.what} must be of this estimator, of {', '.join(known.names)}; got one of "
+                f"{', '.join(given.names)}: {hint}"
+            )
+        beyond = beyond_training(known.y_range, given.y)
+        if beyond.any():
+            raise ValueError(
+                f"{given.what} must be for values that the estimator was trained on, got y = "
+                f"{given.y[beyond][0].tolist()}: {hint}"
+            )
+    examples = given.subject.examples
+    if examples is None:
+        return
+    if known is not None:
+        shapes = [leaf.shape for leaf in jax.tree.leaves(known.x)]
+        if shapes != [leaf.shape[1:] for leaf in jax.tree.leaves(examples)]:
+            one = jax.tree.map(lambda leaf: leaf[0], examples)
+            raise ValueError(
+                f"{given.what} must be of this estimator, of measurements of "
+                f"{describe_shapes(known.x)}; got one of measurements of {describe_shapes(one)}: "
+                f"{hint}"
+            )
+    theirs = given.subject.estimator
+    theirs = getattr(theirs, "estimator", theirs) if isinstance(theirs, Carrier) else theirs
+    if not _are_same(estimator, theirs, examples):
+        raise ValueError(
+            f"{given.what} must be of this estimator, got that of one with other estimates: {hint}"
+        )
+
+
+def _are_same(one: Any, other: Any, examples: Any) -> bool:
+    """Whether two estimators give the same estimates, as far as that can be found out."""
+    arrays = numbers_of(one), numbers_of(other)
+    ours, theirs = map(arrays_identity, arrays)
+    if one is other or (type(one) is type(other) and all(arrays) and same_identity(ours, theirs)):
+        return True
+    found = [_estimates(estimator, examples) for estimator in (one, other)]
+    if any(estimates is None for estimates in found):
+        return True
+    ours, theirs = found
+    if ours.shape != theirs.shape:
+        return False
+    with np.errstate(all="ignore"):
+        size = np.nanmax(np.abs(found), initial=0.0)
+        differ = ~(np.isclose(ours, theirs, rtol=0, atol=SAME * size, equal_nan=True).all(axis=1))
+    # An estimator may jump, and one estimate with it, by rounding.
+    return bool(2 * differ.sum() <= len(differ))
+
+
+def _estimates(estimator: Any, examples: Any) -> Any:
+    """Estimates from some measurements, (n, d); None if there is no telling."""
+    try:
+        front = front_of(estimator)
+        if front is not None:
+            found = front.predict(examples)
+        elif isinstance(estimator, Predictor):
+            found = estimator.predict(examples, warn=False)
+        else:
+            count = len(jax.tree.leaves(examples)[0])
+            each = [
+                jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), examples) for i in range(count)
+            ]
+            found = [np.ravel(estimator(one)) for one in each]
+        return np.asarray(found, np.float64).reshape(len(found), -1)
+    except Exception:
+        return None
+
+
+def numbers_of(estimator: Any) -> list[np.ndarray]:
+    """The arrays of an estimator; none of a function that does not show them."""
+    leaves = jax.tree.leaves(estimator)
+    return [np.asarray(leaf) for leaf in leaves if isinstance(leaf, (np.ndarray, jax.Array))]
 
 
 def check_model(model: Model) -> None:
@@ -56,8 +157,9 @@ def _try(model: Model, front: Front | None, known: TrainedOn) -> None:
             return
         x = jax.ShapeDtypeStruct(x.shape, jnp.result_type(float))
     # Linear models with complex matrices are saved without a problem.
+    function = as_function(model.estimator)
     check_estimator(
-        "the estimator", as_function(model.estimator), x, len(known.names), may_be_complex=True
+        "the estimator", function, x, len(known.names), may_be_complex=True, is_fixed=True
     )
 
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._assessment.certificate import Certificate
+from .._assessment.certificate import Certificate, Subject
 from .._assessment.report import Report
 from .._core.checks import check_estimator, checked_names, describe_shapes
 from .._core.estimators import as_estimator
@@ -23,7 +23,7 @@ from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError
-from .checks import check_model
+from .checks import Assessed, check_assessed, check_model, numbers_of
 from .fronts import front_of
 from .model import Model
 
@@ -137,6 +137,10 @@ def model_of(
     intervals: Intervals | None = None,
 ) -> Model:
     """An estimator with all that is known about it, as it is saved and exported."""
+    assessed: list[Assessed] = []
+    if certificate is not None:
+        inside = certificate.y[certificate.covered]
+        assessed.append(Assessed("certificate", certificate.names, inside, certificate.subject))
     if isinstance(assessment, Report):
         if len(assessment.estimators) != 1:
             raise ValueError(
@@ -144,13 +148,26 @@ def model_of(
                 "report.summary(name)"
             )
         (name,) = assessment.estimators
+        beyond = assessment[name].outside
+        inside = slice(None) if beyond is None else ~beyond
+        assessed.append(
+            Assessed(
+                "assessment",
+                assessment.names,
+                assessment.y[inside],
+                assessment.subjects.get(name, Subject()),
+            )
+        )
         certificate = certificate or assessment.certificates.get(name)
         assessment = assessment.summary(name) | {"repeats": assessment.repeats}
     trained_on, training = None, {}
     curves = None if intervals is None else intervals.curves
     if isinstance(estimator, Model):
         trained_on, training = estimator.trained_on, estimator.training
-        assessment = estimator.assessment if assessment is None else assessment
+        if assessment is None:
+            assessment = estimator.assessment
+        elif estimator.certificate is not None:  # it is of the same estimator still
+            assessment = {"certificate": estimator.certificate} | assessment
         curves = estimator.curves if curves is None else curves
         estimator = estimator.estimator
     elif isinstance(estimator, Fit):
@@ -188,6 +205,8 @@ def model_of(
                 f"intervals are for {len(curves.y)} parameters, the estimator for "
                 f"{known or 'an unknown number'}: give problem="
             )
+    for one in assessed:
+        check_assessed(one, estimator, trained_on)
     if intervals is not None and trained_on is not None:
         _check_intervals(intervals, estimator, trained_on)
     made_with = versions() | ({} if front is None else front.versions)
@@ -212,18 +231,12 @@ def _check_intervals(intervals: Intervals, estimator: Any, known: TrainedOn) -> 
             f"intervals must be of this estimator, of measurements of {describe_shapes(known.x)}; "
             f"got those of measurements of {describe_shapes(spec.x)}"
         )
-    ours, theirs = (_numbers_of(one) for one in (estimator, as_estimator(intervals.predictor)))
+    ours, theirs = (numbers_of(one) for one in (estimator, as_estimator(intervals.predictor)))
     if ours and theirs and not same_identity(arrays_identity(ours), arrays_identity(theirs)):
         raise ValueError(
             "intervals must be of this estimator, got those of one with other weights: make them "
             "with mvue.interval(estimator, problem, key=...)"
         )
-
-
-def _numbers_of(estimator: Any) -> list[np.ndarray]:
-    """The arrays of an estimator; none of a function that does not show them."""
-    leaves = jax.tree.leaves(estimator)
-    return [np.asarray(leaf) for leaf in leaves if isinstance(leaf, (np.ndarray, jax.Array))]
 
 
 def _training(fit: Fit) -> dict[str, Any]:

@@ -25,15 +25,13 @@ class SurveySettings(Settings):
     """Simulated numbers of the whole survey, within the least that will do: larger simulators are
     looked at from fewer points."""
     seconds: float = setting(15.0)
-    """Of processor time that the simulations of the whole survey may take, within the least that
-    will do. A large number where the result shall not depend on how fast a machine is."""
+    """Of processor time for all its simulations; a large number where speed shall not matter."""
     simulations: int = setting(1024, least=4)
     """Around each value of theta."""
     fewest_simulations: int = setting(256, least=4)
     """However large a measurement is: with fewer, noise looks like information."""
     most_summaries: int = setting(256, least=1)
-    """That information is looked for in; of more, those combinations that differ most between
-    units."""
+    """That information is looked for in; of more, combinations that differ most between units."""
     contexts: int = setting(3)
     """Values of the other coordinates at which each coordinate is looked at."""
     most_alone: int = setting(2, least=1)
@@ -143,8 +141,8 @@ class BaselineSettings(Settings):
     largest_input: float = setting(5.0)
     """Standard deviations up to which network inputs are as they are; beyond, logarithms."""
     least_reach: float = setting(10.0)
-    """Standard deviations by which the linear estimator may always differ from the plug-in; it may
-    by more where simulations do."""
+    """Standard deviations by which linear estimates may differ from the plug-in, or by what is seen
+    where that is more."""
     fewest_draws: int = setting(8)
     """That may carry the fourth moment of a statistic; what fewer carry has no scale."""
 
@@ -377,8 +375,7 @@ class VerdictSettings(Settings):
     worst_error: float = setting(4.0)
     """The same from which on a warning is given."""
     second_order_draws: int = setting(8192, least=512)
-    """Simulations at each value for Bhattacharyya's bound, where errors are far from the
-    Cramér-Rao bound."""
+    """Simulations at each value for Bhattacharyya's bound, where errors are far from the CRB."""
     failures: float = setting(1e-3)
     """Share of estimates that may be without a number."""
     unidentified: float = setting(0.5)

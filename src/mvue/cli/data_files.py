@@ -10,7 +10,6 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from .._serialise.files import opened
@@ -24,6 +23,8 @@ MISSING = {"na", "n/a", "n.a.", "nat", "null", "nil", "none", "missing"}
 """How programs write that there is no number, in small letters; none of these is a name."""
 NAME = re.compile(r"[\s\"'(\[{|$\\]*[^\W\d]")
 """How a name begins: with a letter. What begins otherwise may be a number in another notation."""
+COMPLEX = re.compile(r"\(?\s*([^\s()]*[\d.nf])[ij]\s*\)?", re.IGNORECASE)
+"""A complex number as Python, NumPy, MATLAB and R write it."""
 
 
 class FileRows(NamedTuple):
@@ -63,27 +64,6 @@ def read_pieces(
     if kind == ".csv":
         return _csv_pieces(path, columns, header, rows)
     raise ValueError(f"data must be a file of the kind {', '.join(KINDS)}, got {path.name}")
-
-
-def to_measurements(values: np.ndarray, x: Any) -> Any:
-    """Rows as measurements of the shapes in x: each row is one, its numbers in order."""
-    leaves, structure = jax.tree.flatten(x)
-    if len(leaves) == 1 and values.shape[1:] == leaves[0].shape:
-        return jax.tree.unflatten(structure, [values])
-    sizes = [int(np.prod(leaf.shape)) * (2 if leaf.dtype.kind == "c" else 1) for leaf in leaves]
-    if values.ndim != 2 or values.shape[1] != sum(sizes):
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        raise ValueError(
-            f"each row of the data must be one measurement of shape {shapes}, {sum(sizes)} numbers "
-            f"in all, got rows of shape {values.shape[1:]}"
-        )
-    parts = []
-    for leaf, part in zip(leaves, np.split(values, np.cumsum(sizes)[:-1], axis=1), strict=True):
-        if leaf.dtype.kind == "c":
-            real, imaginary = np.split(part, 2, axis=1)
-            part = real + 1j * imaginary
-        parts.append(part.reshape(len(values), *leaf.shape))
-    return jax.tree.unflatten(structure, parts)
 
 
 def _places(path: Path, names: list[str], columns: Sequence[str] | None) -> list[int]:
@@ -192,7 +172,7 @@ def _csv_values(
     )
 
 
-def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) -> list[float]:
+def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) -> list[Any]:
     """One line as numbers: slow, but knows quotes and gaps, and where something is wrong."""
     if not line.strip() and width > 1:
         raise ValueError(
@@ -209,7 +189,7 @@ def _csv_row(path: Path, number: int, line: str, width: int, places: list[int]) 
             f"{path} must have numbers only, got {cells[wrong]!r:.80} in column {wrong + 1} of "
             f"line {number}"
         )
-    return [float(cells[i] or "nan") for i in places]
+    return [_number(cells[i] or "nan") for i in places]
 
 
 def _cells(path: Path, number: int, line: str) -> list[str]:
@@ -230,10 +210,15 @@ def _is_name(cell: str) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        _number(text)
     except ValueError:
         return False
     return "_" not in text  # Python reads 1_0 as ten; in a table it is a mistake
+
+
+def _number(text: str) -> float | complex:
+    written = COMPLEX.fullmatch(text)
+    return float(text) if written is None else complex(f"{written[1]}j")
 
 
 def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[FileRows]:
@@ -242,6 +227,9 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Ite
         with parquet.ParquetFile(path) as file:
             _refuse_joined(path, file.metadata)
             names = list(file.schema_arrow.names)
+            if columns is None:
+                index = _index_of(file.schema_arrow)
+                columns = [name for name in names if name not in index]
             chosen = [names[i] for i in _places(path, names, columns)]
             for batch in file.iter_batches(batch_size=rows, columns=chosen):
                 arrays = {n: batch.column(n).to_numpy(zero_copy_only=False) for n in chosen}
@@ -251,6 +239,12 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, rows: int) -> Ite
                 yield FileRows(np.column_stack(list(arrays.values())), chosen)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a sound Parquet file: {error}") from error
+
+
+def _index_of(schema: Any) -> set[str]:
+    """Columns that pandas has written for its index, and would take for it again."""
+    written = (schema.pandas_metadata or {}).get("index_columns", [])
+    return {name for name in written if isinstance(name, str)}  # a range is no column
 
 
 def _refuse_joined(path: Path, metadata: Any) -> None:

@@ -13,14 +13,15 @@ import typer
 from rich.console import Console
 
 from .._assessment.certificate import BiasLimit, Decision
-from .._core.checks import describe_shapes
+from .._core.checks import checked_names, describe_shapes
 from .._core.problem import Problem
 from .._intervals.interval import checked_level
 from .._models.model import Model
 from .._models.save import load, save
 from .._serialise.text import json_text
 from ..exceptions import ExportError, ModelFileError
-from .data_files import KINDS, read_pieces, to_measurements, writing
+from .data_files import KINDS, read_pieces, writing
+from .measurements import to_measurements
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -62,8 +63,9 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Measurements: .csv (one measurement in each line, its numbers in order; names "
-            "in the first line are optional), .npy (first axis: measurements) or .parquet.",
+            help="Measurements: .csv (one measurement in each line, its numbers in order, complex "
+            "ones as 0.5-0.3j or as real and imaginary part side by side; names in the first line "
+            "are optional), .npy (first axis: measurements) or .parquet.",
         ),
     ],
     header: Annotated[
@@ -126,7 +128,7 @@ def predict(
         names = [*loaded.names, *([] if level is None else ends), *(["outside"] if flag else [])]
         with writing(out, names) as writer:
             for piece in read_pieces(data, features, header=header):
-                x = to_measurements(piece.values, loaded.x)
+                x = to_measurements(piece.values, loaded.x, piece.names, writer.rows)
                 if not len(piece.values):
                     continue
                 unlike = loaded.outside(x)
@@ -208,6 +210,12 @@ def assess(
             raise ValueError(
                 f"the model is for measurements of {describe_shapes(loaded.x)}, the problem "
                 f"simulates {describe_shapes(x)}"
+            )
+        nameless = checked_names(None, len(found.names or ()))
+        if store and loaded.names not in (None, nameless, found.names) and found.names != nameless:
+            raise ValueError(
+                f"--store is for the problem of the model, of {', '.join(loaded.names)}; got one "
+                f"of {', '.join(found.names or ())}: leave --store out"
             )
         estimator = {model.stem: loaded}
         report = measure(estimator, found, repeats=repeats, until=until, key=jr.key(seed))

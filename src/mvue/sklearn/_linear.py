@@ -193,6 +193,13 @@ class LinearBCE(LinearRegressor):
             raise TypeError(f"other must be a LinearBCE, got {type(other).__name__}")
         check_is_fitted(self)
         check_is_fitted(other)
+        ours, theirs = self.get_params(), other.get_params()
+        for name in sorted(set(ours) - {"max_open_units"}):  # that decides no number
+            if ours[name] != theirs[name]:
+                raise ValueError(
+                    f"estimators must have the same {name} to be merged, got {ours[name]!r} and "
+                    f"{theirs[name]!r}: give both the same with set_params"
+                )
         for attribute, what in (("feature_names_in_", "feature"), ("target_names_", "target")):
             names = [list(getattr(e, attribute, [])) for e in (self, other)]
             if names[0] != names[1]:
