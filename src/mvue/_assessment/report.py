@@ -10,6 +10,7 @@ from .._core.types import Theta
 from .._display.tables import Rows, html_of, text_of
 from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
+from .._reality.result import Check
 from .._serialise.files import write_text
 from .._serialise.text import json_text
 from .certificate import BiasLimit, Certificate, certify
@@ -104,6 +105,8 @@ class Report:
     """Of each estimator, with ``assess(until=...)``."""
     coverage: dict[str, Coverage] = dataclasses.field(default_factory=dict)
     """Of the confidence intervals of each estimator, with ``assess(level=...)``."""
+    measurements: Check | None = None
+    """Real measurements beside the simulator; see `with_check`."""
 
     @property
     def crb(self) -> np.ndarray | None:
@@ -210,6 +213,8 @@ class Report:
         }
         if self.certificates:
             result["certificates"] = {n: c.to_dict() for n, c in self.certificates.items()}
+        if self.measurements is not None:
+            result["measurements"] = self.measurements.to_dict()
         for name, one in self.estimators.items():
             columns = {"y": self.y} | {
                 field: getattr(one, field)
@@ -256,6 +261,21 @@ class Report:
                 rows.append(row)
         return pd.DataFrame(rows)
 
+    def with_check(self, check: Check) -> "Report":
+        """The same report with a check of real measurements, which print and page then show.
+
+        All else in a report is about simulated measurements.
+
+        Args:
+            check: what `mvue.check` or ``fit.check`` returns.
+        """
+        if not isinstance(check, Check):
+            raise TypeError(
+                f"check must be what mvue.check returns, got {type(check).__name__}: give "
+                "report.with_check(fit.check(x))"
+            )
+        return dataclasses.replace(self, measurements=check)
+
     def plot(self) -> "Figure":
         """Bias, standard deviation and MSE against y, with bands of two standard errors."""
         from .plot import plot_report
@@ -291,7 +311,7 @@ class Report:
         several = len(self.certificates) > 1
         for name, certificate in self.certificates.items():
             parts.append(f"{name}: {certificate}" if several else str(certificate))
-        return parts
+        return parts + ([] if self.measurements is None else self.measurements.parts())
 
     def __str__(self) -> str:
         return text_of(*self._parts())

@@ -1,0 +1,125 @@
+"""Measurements beside simulated data sets: distances and their p-values."""
+
+import warnings
+
+import numpy as np
+
+from .._core.keys import host_random
+from .._core.types import Key
+from .._summaries.families import Column, groups_of
+from .result import ESTIMATES, SIZE, Check, FamilyCheck
+from .simulated import Machine
+
+
+def compared(
+    machine: Machine,
+    columns: tuple[Column, ...],
+    seen: tuple[np.ndarray, np.ndarray],
+    interest: np.ndarray,
+    count: int,
+    data_sets: int,
+    keys: list[Key],
+) -> Check:
+    """The measurements beside so many simulated data sets."""
+    t, s = seen
+    groups = groups_of(columns)
+    left, estimated = machine.residuals(t, s)
+    random = host_random(keys[0])
+    totals = np.zeros((data_sets + 1, left.shape[1]))  # the measurements, then the data sets
+    totals[0] = left.sum(axis=0)
+    simulated, beyond = np.zeros(s.shape[1]), np.zeros(data_sets + 1)
+    for of, ti, si in machine.replicates(estimated, count, keys[1]):
+        flat = (part.reshape(-1, part.shape[2]) for part in (ti, si))
+        others = machine.residuals(*flat)[0].reshape(*ti.shape[:2], -1)
+        one, away = _beyond(t[of], ti, interest)
+        beyond[0] = max(beyond[0], one.max())
+        for k in range(len(ti)):
+            chosen = _chosen(random, count, data_sets)
+            totals[1:] += others[k, chosen]
+            beyond[1:] = np.maximum(beyond[1:], away[k, chosen])
+        simulated += si.mean(axis=1).sum(axis=0)
+    names = [*columns, *(Column(family, SIZE) for family in groups)]
+    together = {
+        family: np.append(group, len(columns) + k)
+        for k, (family, group) in enumerate(groups.items())
+    }
+    scores = _standard(totals, machine.residuals.floor * len(t) ** 0.5)
+    distances = {family: np.abs(scores[:, group]).max(axis=1) for family, group in together.items()}
+    distances[ESTIMATES] = beyond
+    each = {family: _shares(values) for family, values in distances.items()}
+    least = np.min(list(each.values()), axis=0)
+    mean = totals[1:].mean(axis=0)
+    spread = np.hypot(totals[1:].std(axis=0), machine.residuals.floor * len(t) ** 0.5)
+    with np.errstate(all="ignore"):
+        differs = np.abs(totals[0] - mean) > 1e-6 * (1 + np.abs(mean))
+        away = np.where(differs, (totals[0] - mean) / spread, 0.0)
+    middle = np.append(s.mean(axis=0), np.full(len(groups), np.nan))
+    typical = np.append(simulated / len(t), np.full(len(groups), np.nan))
+    found = []
+    for family, values in distances.items():
+        of = together.get(family, np.zeros(0, int))
+        p = each[family][0]
+        adjusted = float(np.mean(least <= p * (1 + 1e-9)))
+        found.append(
+            FamilyCheck(
+                family,
+                float(p),
+                adjusted,
+                tuple(names[k].name for k in of),
+                away[of],
+                middle[of],
+                typical[of],
+                float(values[0]),
+                values[1:],
+            )
+        )
+    unseen = tuple(np.asarray(machine.thetas.names)[~machine.residuals.seen].tolist())
+    return Check(
+        tuple(found),
+        float(np.mean(least <= least[0] * (1 + 1e-9))),
+        len(t),
+        data_sets,
+        count,
+        t,
+        machine.problem.names or (),
+        interest,
+        unseen,
+    )
+
+
+def _standard(totals: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """In standard units, the first row as the others, so that none is treated otherwise."""
+    spread = np.hypot(totals.std(axis=0), floor)
+    return (totals - totals.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+
+
+def _shares(distances: np.ndarray) -> np.ndarray:
+    """Of all data sets, the share that is at least as far away as each, (n,)."""
+    ordered = np.sort(distances)
+    return (len(ordered) - np.searchsorted(ordered, distances, side="left")) / len(ordered)
+
+
+def _chosen(random: np.random.Generator, count: int, data_sets: int) -> np.ndarray:
+    """Which simulation of one measurement belongs to each data set: all differ, if they can."""
+    if count >= data_sets:
+        return random.permutation(count)[:data_sets]
+    return random.integers(count, size=data_sets)
+
+
+def _beyond(t: np.ndarray, ti: np.ndarray, interest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distances of estimates (n, d) from the median of simulated ones (n, M, d), in deviations.
+
+    Of the measurements those count that are beyond the range of interest, (n,); of simulations all,
+    (n, M), as if theta were at the end of the range.
+    """
+    usable = np.isfinite(ti)
+    ti = np.where(usable, ti, np.nan)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # none of the simulated ones is finite
+        middle, spread = np.nanmedian(ti, axis=1), np.nanstd(ti, axis=1)
+    middle = np.where(np.isfinite(middle), middle, 0.0)
+    spread = np.where(spread > 0, spread, 1e-6 * np.abs(middle) + 1e-30)
+    away = np.where(usable, np.abs(ti - middle[:, None]), 0.0) / spread[:, None]
+    above, below = (t > interest[1]) & (t > middle), (t < interest[0]) & (t < middle)
+    excess = np.where(above | below, np.abs(t - middle), 0.0) / spread
+    return excess.max(axis=1), away.max(axis=2)
