@@ -38,18 +38,19 @@ def compared(
             totals[1:] += others[k, chosen]
             beyond[1:] = np.maximum(beyond[1:], away[k, chosen])
         simulated += si.mean(axis=1).sum(axis=0)
+    floor = machine.residuals.floor * len(t) ** 0.5
     names = [*columns, *(Column(family, SIZE) for family in groups)]
     together = {
         family: np.append(group, len(columns) + k)
         for k, (family, group) in enumerate(groups.items())
     }
-    scores = _standard(totals, machine.residuals.floor * len(t) ** 0.5)
+    scores = _standard(totals + floor * random.normal(size=totals.shape))
     distances = {family: np.abs(scores[:, group]).max(axis=1) for family, group in together.items()}
     distances[ESTIMATES] = beyond
     each = {family: _shares(values) for family, values in distances.items()}
     least = np.min(list(each.values()), axis=0)
     mean = totals[1:].mean(axis=0)
-    spread = np.hypot(totals[1:].std(axis=0), machine.residuals.floor * len(t) ** 0.5)
+    spread = np.hypot(totals[1:].std(axis=0), floor)
     with np.errstate(all="ignore"):
         differs = np.abs(totals[0] - mean) > 1e-6 * (1 + np.abs(mean))
         away = np.where(differs, (totals[0] - mean) / spread, 0.0)
@@ -87,9 +88,9 @@ def compared(
     )
 
 
-def _standard(totals: np.ndarray, floor: np.ndarray) -> np.ndarray:
+def _standard(totals: np.ndarray) -> np.ndarray:
     """In standard units, the first row as the others, so that none is treated otherwise."""
-    spread = np.hypot(totals.std(axis=0), floor)
+    spread = totals.std(axis=0)
     return (totals - totals.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
 
 

@@ -16,10 +16,10 @@ from numpy.polynomial import legendre
 
 SEEN = 0.02  # of the variance of a coordinate: less, and a measurement does not tell it
 MOST_COORDINATES = 12
-MOST_TERMS = 40  # of a polynomial
-HIGHEST = 4  # its degree
+MOST_TERMS = 36  # of a polynomial
+HIGHEST = 6  # its degree
 LEAST_CORRELATION = 0.1  # canonical, of estimates with theta: less is noise
-LEAST_SHARE = 0.1  # of the noise of a summary, for what is left of it to count
+LEAST_SHARE = 0.15  # of the noise of a summary, for what is left of it to count
 RIDGE = 1e-4
 GRID = 257
 LARGEST = 1.2  # estimates beyond are taken as this, in units of half the range of theta
@@ -82,7 +82,7 @@ class Residuals:
     """Standard deviations of both."""
     floor: np.ndarray
     """Deviations of residuals that mean nothing, (q + families,): what is all but determined by û
-    shows no more than that a polynomial has errors."""
+    shows no more than that a polynomial has errors. So much noise is added to all alike."""
     groups: tuple[np.ndarray, ...]
     """Numbers of the columns of each family."""
 

@@ -23,7 +23,7 @@ from .._summaries.families import Families, groups_of
 from ..exceptions import SimulatorError
 from .residuals import Residuals, Scores, learn
 
-LEARNED = 2**14  # simulations that residuals are learned from
+LEARNED = 2**15  # simulations that residuals are learned from
 FEWEST_LEARNED = 2**12
 AGAIN = 0.25  # the share of these with a second measurement
 LARGEST_TOTAL = 2**28  # numbers of these
