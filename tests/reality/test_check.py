@@ -1,4 +1,4 @@
-"""The check of real measurements: p-values are uniform under the simulator, and misfits are named."""
+"""The check of real measurements: p-values are uniform if all is well, misfits are named."""
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ PROBLEMS = {
     "vectors": (vectors, lambda x: jnp.linalg.pinv(jnp.asarray(DESIGN)) @ x),
 }
 SAME_THETA = {"normals": {"mean": 1.0, "sd": 1.0}, "poor": {"mean": -2.0, "sd": 0.5}}
+
 
 @pytest.fixture
 def hasty(monkeypatch):
@@ -214,7 +215,9 @@ def test_one_measurement_has_little_power_and_says_so(hasty, key):
 def fit_of(problem, network):
     done = {"seconds": 0.0, "compile_seconds": 0.0, "nonfinite": 0, "settings": {}}
     finished = mvue.Outcome.FINISHED
-    return mvue.Fit(network, finished, 1, "last", {}, History(), survey=None, problem=problem, **done)
+    return mvue.Fit(
+        network, finished, 1, "last", {}, History(), survey=None, problem=problem, **done
+    )
 
 
 def test_a_fit_a_report_and_files(hasty, tmp_path, key):

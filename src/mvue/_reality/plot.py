@@ -20,13 +20,14 @@ SMALL_TEXT = 8
 def plot_check(check: Check) -> Figure:
     """The distance of each family from what is typical, beside simulated data sets."""
     families = check.families[::-1]
-    figure = new_figure(7.2, 1.4 + 0.42 * len(families))
+    figure = new_figure(8.6, 1.5 + 0.34 * len(families))
     ax = figure.subplots()
     units = [_unit(family) for family in families]
     widest = max(
         float((family.distances / unit).max()) for family, unit in zip(families, units, strict=True)
     )
-    edge = widest + SHOWN
+    farthest = max(f.distance / unit for f, unit in zip(families, units, strict=True))
+    edge = min(widest + SHOWN, 1.05 * max(widest, farthest))
     for k, (family, unit) in enumerate(zip(families, units, strict=True)):
         _draw_simulated(ax, family.distances / unit, k)
         far = family.adjusted <= LEVEL
@@ -52,7 +53,7 @@ def plot_check(check: Check) -> Figure:
     ax.set_yticks(range(len(families)), [family.name for family in families])
     ax.set_ylim(-0.6, len(families) - 0.4)
     ax.set_xlim(0, edge * 1.03)
-    ax.set_xlabel("distance from what is typical, 1 at the 95 % quantile of simulated data sets")
+    ax.set_xlabel("distance; 95 % of data sets are below 1")
     share_legend(figure, [ax])
     return figure
 
