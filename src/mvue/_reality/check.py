@@ -40,8 +40,8 @@ def check(
 
     Each measurement may have another theta. Summaries of the measurements, family by family, are
     compared with those of simulated data sets of the same size. A summary counts by what is left of
-    it when theta is accounted for, so that the p-values are valid although theta was estimated; see
-    the guide.
+    it when theta is accounted for, so that the p-values are valid although theta was estimated. For
+    theta that are not distributed as in the prior they are approximate; see the guide.
 
     Args:
         estimator: a function of one measurement that returns y, a `Fit` or a `Model`. A poor one
