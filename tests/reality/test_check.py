@@ -294,14 +294,14 @@ def test_priors_without_ranges_and_several_arrays(hasty, key):
         target=lambda t: t[:2],
         layout={"counts": "vector", "image": "image"},
     )
-    x = jax.tree.map(np.asarray, measured(problem, jr.key(key)))
+    x = jax.tree.map(np.asarray, measured(problem, key))
     sizes = {"simulations": 1000, "data_sets": 99}
     estimator = lambda x: x["counts"][:2] / 60  # noqa: E731
-    check = mvue.check(estimator, problem, x, key=jr.key(key), **sizes)
+    check = mvue.check(estimator, problem, x, key=key, **sizes)
     assert check.p > 0.01
     assert "x['image']: lag products" in [family.name for family in check.families]
     rows = np.sort(x["image"], axis=1)
-    check = mvue.check(estimator, problem, x | {"image": rows}, key=jr.key(key), **sizes)
+    check = mvue.check(estimator, problem, x | {"image": rows}, key=key, **sizes)
     assert check["x['image']: lag products"].adjusted <= 0.1
 
 

@@ -250,7 +250,7 @@ def _pool(
             for part in (given, batches.draw.y)
         )
         again = np.full_like(s, np.nan)
-        if reached >= wanted * (1 - AGAIN):
+        if reached + len(finite) > wanted * (1 - AGAIN):
             repeated, _, again = _flat(
                 drawn.at(jr.fold_in(key, 1), drawn.count * len(parts), given)
             )
