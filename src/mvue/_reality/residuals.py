@@ -145,6 +145,7 @@ def learn(
     left = tame - terms @ trend
     log_scale = np.where(is_rare, 0.0, _least_squares(terms, np.log(left**2 + 1e-8)))
     left = _scaled(left, terms @ log_scale)
+    again = again[-len(tame) :]
     last = slice(len(tame) - len(again), None)
     noise = _scaled(tame[last] - _tame(again, centre, spread), (terms @ log_scale)[last])
     noise = np.sqrt(np.mean(noise**2, axis=0) / 2)
