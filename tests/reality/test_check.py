@@ -10,6 +10,7 @@ import pytest
 import mvue
 from mvue._reality import check as check_file
 from mvue._reality.compare import compared
+from mvue._reality.guard import families_at_fault
 from mvue._reality.simulated import Machine
 from mvue._summaries.families import Families
 from mvue._summaries.layout import Layout, Part
@@ -19,7 +20,7 @@ N = 25
 ELEMENTS = 20
 DATA_SETS = 99
 REPLICATES = 32
-TRIALS = 25
+TRIALS = 20
 
 
 def normals():
@@ -196,6 +197,54 @@ def test_estimates_beyond_the_range_of_interest_are_found(seed):
     check = checked("normals", x, seed)
     assert check["estimates"].adjusted <= 0.1
     assert "beyond the range" in check["estimates"].statement
+
+
+def tones():
+    """Theta is told, but by no smooth function of the summaries."""
+    times = jnp.arange(24)
+    return mvue.Problem(
+        {"frequency": dist.Uniform(0.1, 0.4), "phase": dist.Uniform(0.0, 2 * np.pi)},
+        lambda key, t: (
+            2 * jnp.cos(2 * jnp.pi * t["frequency"] * times + t["phase"])
+            + 0.5 * jr.normal(key, times.shape)
+        ),
+        target=lambda t: t["frequency"],
+        layout="series",
+    )
+
+
+def loudest(x):
+    return jnp.argmax(jnp.abs(jnp.fft.rfft(x, 256))) / 256.0
+
+
+@pytest.mark.parametrize("estimator", [loudest, lambda x: 0.25 + 0.0 * x[0]])
+def test_what_would_be_wrong_for_one_theta_is_left_out(hasty, estimator, key, monkeypatch):
+    problem = tones()
+    x = np.asarray(measured(problem, jr.key(1), {"frequency": 0.22, "phase": 1.0}, 50))
+    sizes = {"simulations": 1000, "data_sets": 99}
+    check = mvue.check(estimator, problem, x, key=key, **sizes)
+    assert not check.found
+    assert "course" in check.left_out
+    assert not {family.name for family in check.families} & set(check.left_out)
+    assert "of what could be compared, nothing speaks" in check.statement
+    assert f"left out: {', '.join(check.left_out)}: summaries do not tell theta" in str(check)
+    assert check.to_dict()["left_out"] == list(check.left_out)
+    if estimator is loudest:
+        return
+    verdict = "mvue._reality.guard._wrong"
+    monkeypatch.setattr(verdict, lambda found: np.zeros(found.shape[2], bool))
+    assert "course" in [f.name for f in mvue.check(estimator, problem, x, key=key, **sizes).found]
+    monkeypatch.setattr(verdict, lambda found: np.ones(found.shape[2], bool))
+    with pytest.raises(ValueError, match=r"x cannot be checked: .* of 30 such data sets .*; give"):
+        mvue.check(estimator, problem, x, key=key, **sizes)
+
+
+@pytest.mark.parametrize("name", ["normals", "series"])
+def test_nothing_is_left_out_where_p_values_hold(name):
+    machine, columns = machine_of(name)
+    x = measured(PROBLEMS[name][0](), jr.key(2))
+    seen = machine.see_all(np.asarray(x))
+    assert families_at_fault(machine, columns, seen, 2**14, jr.key(0)) == ()
 
 
 def test_one_measurement_has_little_power_and_says_so(hasty, key):

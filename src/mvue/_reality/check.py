@@ -18,6 +18,7 @@ from .._recipe.survey import Survey, checked_summaries
 from .._summaries.families import Families
 from .._summaries.layout import Layout, layout_of
 from .compare import compared
+from .guard import families_at_fault
 from .result import Check
 from .simulated import Machine
 
@@ -40,8 +41,10 @@ def check(
 
     Each measurement may have another theta. Summaries of the measurements, family by family, are
     compared with those of simulated data sets of the same size. A summary counts by what is left of
-    it when theta is accounted for, so that the p-values are valid although theta was estimated. For
-    theta that are not distributed as in the prior they are approximate; see the guide.
+    it when theta is accounted for, so that the p-values are valid although theta was estimated, and
+    although theta may be distributed otherwise than in the prior. Simulated data sets with one
+    theta throughout show whether they are; families for which they are not are left out, with a
+    note, and if none remains it is an error.
 
     Args:
         estimator: a function of one measurement that returns y, a `Fit` or a `Model`. A poor one
@@ -51,7 +54,7 @@ def check(
         key: decides all random numbers.
         summaries: a function of one measurement, or several, in JAX: a family of your own.
         simulations: about how many measurements to simulate at the estimated values, besides those
-            that the comparison is learned from.
+            that the comparison is learned from and tried with.
         data_sets: how many simulated data sets the measurements are compared with; the smallest
             possible p-value is 1 / (1 + data_sets).
 
@@ -65,7 +68,7 @@ def check(
     x = _checked_measurements(MeasurementSpec(spec), x)
     function = as_jax_function("estimator", estimator, example_of(problem), y.shape[0])
     own = checked_summaries(summaries)
-    keys = several(key_for("check", key), 6)
+    keys = several(key_for("check", key), 7)
     families = Families(_layout(estimator, problem, keys[0]), own)
     columns = families.columns(spec)
     with own_errors({"estimator": function}):
@@ -73,7 +76,8 @@ def check(
         seen = machine.see_all(x)
         interest = _interest(estimator, machine)
         replicates = int(np.clip(simulations // len(seen[0]), FEWEST_REPLICATES, data_sets))
-        return compared(machine, columns, seen, interest, replicates, data_sets, keys[4:])
+        wrong = families_at_fault(machine, columns, seen, simulations, keys[6])
+        return compared(machine, columns, seen, interest, replicates, data_sets, keys[4:6], wrong)
 
 
 def _layout(estimator: Any, problem: Problem, key: Key) -> Layout:

@@ -19,8 +19,9 @@ def compared(
     count: int,
     data_sets: int,
     keys: list[Key],
+    left_out: tuple[str, ...] = (),
 ) -> Check:
-    """The measurements beside so many simulated data sets."""
+    """The measurements beside so many simulated data sets, without families that are left out."""
     t, s = seen
     groups = groups_of(columns)
     left, estimated = machine.residuals(t, s)
@@ -34,20 +35,18 @@ def compared(
         one, away = _beyond(t[of], ti, interest)
         beyond[0] = max(beyond[0], one.max())
         for k in range(len(ti)):
-            chosen = _chosen(random, count, data_sets)
+            chosen = chosen_of(random, count, data_sets)
             totals[1:] += others[k, chosen]
             beyond[1:] = np.maximum(beyond[1:], away[k, chosen])
         simulated += si.mean(axis=1).sum(axis=0)
     floor = machine.residuals.floor * len(t) ** 0.5
     names = [*columns, *(Column(family, SIZE) for family in groups)]
-    together = {
-        family: np.append(group, len(columns) + k)
-        for k, (family, group) in enumerate(groups.items())
-    }
-    scores = _standard(totals + floor * random.normal(size=totals.shape))
-    distances = {family: np.abs(scores[:, group]).max(axis=1) for family, group in together.items()}
+    totals[0] = fair(totals, count)
+    together = members(groups)
+    of_all = distances_of(totals, floor, together, random)
+    distances = {name: values for name, values in of_all.items() if name not in left_out}
     distances[ESTIMATES] = beyond
-    each = {family: _shares(values) for family, values in distances.items()}
+    each = {family: shares(values) for family, values in distances.items()}
     least = np.min(list(each.values()), axis=0)
     mean = totals[1:].mean(axis=0)
     spread = np.hypot(totals[1:].std(axis=0), floor)
@@ -85,7 +84,38 @@ def compared(
         machine.problem.names or (),
         interest,
         unseen,
+        left_out,
     )
+
+
+def members(groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers of the residuals of each family: its columns, then its scatter."""
+    first = sum(map(len, groups.values()))
+    return {name: np.append(group, first + k) for k, (name, group) in enumerate(groups.items())}
+
+
+def distances_of(
+    totals: np.ndarray,
+    floor: np.ndarray,
+    together: dict[str, np.ndarray],
+    random: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """How far each data set is from what is typical, for each family."""
+    scores = _standard(totals + floor * random.normal(size=totals.shape))
+    return {family: np.abs(scores[:, group]).max(axis=1) for family, group in together.items()}
+
+
+def fair(totals: np.ndarray, count: int) -> np.ndarray:
+    """The first data set, brought as close to the mean of the others as they are themselves.
+
+    They are put together from so many simulations of each measurement: they scatter about the mean
+    of these, which has errors of its own.
+    """
+    others = len(totals) - 1
+    if count >= others:
+        return totals[0]
+    mean = totals[1:].mean(axis=0)
+    return mean + (totals[0] - mean) * ((count - 1) / (count + 1)) ** 0.5
 
 
 def _standard(totals: np.ndarray) -> np.ndarray:
@@ -94,13 +124,13 @@ def _standard(totals: np.ndarray) -> np.ndarray:
     return (totals - totals.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
 
 
-def _shares(distances: np.ndarray) -> np.ndarray:
+def shares(distances: np.ndarray) -> np.ndarray:
     """Of all data sets, the share that is at least as far away as each, (n,)."""
     ordered = np.sort(distances)
     return (len(ordered) - np.searchsorted(ordered, distances, side="left")) / len(ordered)
 
 
-def _chosen(random: np.random.Generator, count: int, data_sets: int) -> np.ndarray:
+def chosen_of(random: np.random.Generator, count: int, data_sets: int) -> np.ndarray:
     """Which simulation of one measurement belongs to each data set: all differ, if they can."""
     if count >= data_sets:
         return random.permutation(count)[:data_sets]

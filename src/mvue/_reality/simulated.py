@@ -100,7 +100,7 @@ class Machine:
         return np.concatenate(t), np.concatenate(s)
 
     def replicates(
-        self, estimated: np.ndarray, count: int, key: Key
+        self, estimated: np.ndarray, count: int, key: Key, origin: np.ndarray | None = None
     ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Estimates and summaries of simulations at what some measurements tell of theta.
 
@@ -108,48 +108,60 @@ class Machine:
             estimated: places of theta that the measurements tell, (N, p).
             count: M, simulations for each.
             key: decides them.
+            origin: numbers of the user's measurements that these stand for, if they are others.
 
         Yields:
             Which measurements, and their estimates (n, M, d) and summaries (n, M, q).
         """
-        drawn, random = self.drawn, host_random(key)
-        at_once = drawn.count * drawn.units
-        group, calls = max(1, at_once // count), -(-count // at_once)
-        number = 0
+        random = host_random(key)
+        at_once = self.drawn.count * self.drawn.units
+        group, number = max(1, at_once // count), 0
         for first in range(0, len(estimated), group):
-            wanted = estimated[first : first + group]
-            theta = self._thetas_at(wanted, count, random)
-            parts = []
-            rows = np.arange(group * count if calls == 1 else calls * at_once)
-            rows = np.resize(rows, calls * at_once) % (len(wanted) * count)
-            for k in range(calls):
-                some = rows[k * at_once : (k + 1) * at_once]
-                given = self.thetas.theta(theta[some], (drawn.count, drawn.units))
-                batches = drawn.at(key, number, given)
-                number += drawn.count
-                parts.append(_flat(batches))
-            finite, t, s = (np.concatenate(part) for part in zip(*parts, strict=True))
-            shape = (len(wanted), count)
-            finite, t, s = (part[: math.prod(shape)] for part in (finite, t, s))
-            finite = finite.reshape(shape)
-            if not finite.any(axis=1).all():
-                number = first + int(np.argmin(finite.any(axis=1)))
-                raise SimulatorError(
-                    f"none of {count} simulations at the values estimated from measurement "
-                    f"{number} was finite: mend simulate, or narrow the prior to where it is "
-                    "defined"
-                )
-            # Each that is not finite gives way to the next one that is.
-            order = np.argsort(~finite, axis=1, kind="stable")
-            place = np.arange(count) % finite.sum(axis=1)[:, None]
-            again = np.where(finite, np.arange(count), np.take_along_axis(order, place, axis=1))
-            t, s = (
-                np.take_along_axis(part.reshape(*shape, -1), again[:, :, None], axis=1)
-                for part in (t, s)
-            )
-            yield slice(first, first + len(wanted)), t, s
+            rows = slice(first, min(first + group, len(estimated)))
+            theta = self.thetas_at(estimated[rows], count, random)
+            of = np.arange(rows.start, rows.stop) if origin is None else origin[rows]
+            yield rows, *self.measured(theta, of, key, number)
+            number += self.drawn.count * -(-len(theta) // at_once)
 
-    def _thetas_at(self, wanted: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+    def measured(
+        self, theta: np.ndarray, of: np.ndarray, key: Key, first: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Estimates (n, M, d) and summaries (n, M, q) of simulations at theta, (n M, ...).
+
+        Args:
+            theta: numbers or coordinates of theta, M for each of n measurements.
+            of: which measurements these are.
+            key: decides the simulations.
+            first: number of the first batch.
+        """
+        drawn, parts = self.drawn, []
+        at_once = drawn.count * drawn.units
+        calls = -(-len(theta) // at_once)
+        rows = np.arange(calls * at_once) % len(theta)
+        for k in range(calls):
+            some = rows[k * at_once : (k + 1) * at_once]
+            given = self.thetas.theta(theta[some], (drawn.count, drawn.units))
+            parts.append(_flat(drawn.at(key, first + k * drawn.count, given)))
+        finite, t, s = (np.concatenate(part)[: len(theta)] for part in zip(*parts, strict=True))
+        shape = (len(of), len(theta) // len(of))
+        finite = finite.reshape(shape)
+        if not finite.any(axis=1).all():
+            raise SimulatorError(
+                f"none of {shape[1]} simulations at the values estimated from measurement "
+                f"{of[np.argmin(finite.any(axis=1))]} was finite: mend simulate, or narrow the "
+                "prior to where it is defined"
+            )
+        # Each that is not finite gives way to the next one that is.
+        order = np.argsort(~finite, axis=1, kind="stable")
+        place = np.arange(shape[1]) % finite.sum(axis=1)[:, None]
+        again = np.where(finite, np.arange(shape[1]), np.take_along_axis(order, place, axis=1))
+        t, s = (
+            np.take_along_axis(part.reshape(*shape, -1), again[:, :, None], axis=1)
+            for part in (t, s)
+        )
+        return t, s
+
+    def thetas_at(self, wanted: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
         """What theta may be, given its estimates (n, p): numbers or coordinates of theta.
 
         Those of simulations with similar estimates, moved by what is left of the difference.
