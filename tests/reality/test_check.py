@@ -20,7 +20,7 @@ N = 25
 ELEMENTS = 20
 DATA_SETS = 99
 REPLICATES = 25
-TRIALS = 18
+TRIALS = 16
 
 
 def normals():
@@ -88,6 +88,7 @@ SAME_THETA = {"normals": {"mean": 1.0, "sd": 1.0}, "poor": {"mean": -2.0, "sd": 
 def hasty(monkeypatch):
     """For what holds however well the comparison was learned."""
     monkeypatch.setattr("mvue._reality.simulated.LEARNED", 2**12)
+    monkeypatch.setattr("mvue._reality.guard.FEWEST", 20)
 
 
 _machines = {}
@@ -223,7 +224,7 @@ def loudest(x):
 def test_what_would_be_wrong_for_one_theta_is_left_out(hasty, key):
     problem = tones()
     x = np.asarray(measured(problem, jr.key(1), {"frequency": 0.22, "phase": 1.0}, 50))
-    sizes = {"simulations": 1000, "data_sets": 99}
+    sizes = {"simulations": 2**15, "data_sets": 99}
     check = mvue.check(loudest, problem, x, key=key, **sizes)
     assert not check.found
     assert "course" in check.left_out
