@@ -12,7 +12,7 @@ from mvue import RunningAverage as Running
 prior = dist.Uniform(0.0, 1.0)
 problem = mvue.Problem(prior, lambda key, t: t + jr.normal(key, (2,)))
 key = jr.key(0)
-estimates, y = np.zeros((3, 2, 1)), np.zeros((3, 1))
+estimates, y, x = np.zeros((3, 2, 1)), np.zeros((3, 1)), np.zeros((3, 2))
 data = mvue.Repeats.from_rows(np.arange(8.0).reshape(4, 2), np.array([0.0, 0.0, 1.0, 1.0]))
 cases = [
     (lambda: mvue.Problem(prior, 3.0), TypeError, "simulate must be callable, got float"),
@@ -43,6 +43,10 @@ cases = [
     (lambda: mvue.interval(np.mean, 3, key=key), TypeError, "problem must be a Problem, got int"),
     (lambda: mvue.interval(np.mean, problem, key=key, level="90%"), TypeError, "level must be a n"),
     (lambda: mvue.interval(np.mean, problem, key=key, method="z"), ValueError, "method must be"),
+    (lambda: mvue.check(3.0, problem, x, key=key), TypeError, "a Fit or a Model, got float"),
+    (lambda: mvue.check(np.mean, 3, x, key=key), TypeError, "problem must be a Problem, got int"),
+    (lambda: mvue.check(np.mean, problem, x, key=3), TypeError, "key must be a random key"),
+    (lambda: mvue.Report.with_check(None, 0.5), TypeError, "what mvue.check returns, got float"),
     (lambda: mvue.save(np.mean, "m", intervals=3), TypeError, "intervals must be what mvue.int"),
     (lambda: mvue.simulate(np.add, np.sum, folder=""), TypeError, "folder must be the name of"),
     (lambda: mvue.simulate(np.add, np.sum, folder=3), TypeError, "folder must be the name of"),

@@ -35,6 +35,7 @@ from ._models.model import Model as Model
 from ._models.onnx import export_onnx as export_onnx
 from ._models.save import load as load
 from ._models.save import save as save
+from ._reality.check import check as check
 from ._recipe.settings import Recipe as Recipe
 from ._recipe.survey import survey as survey
 from ._serialise.registry import register as register

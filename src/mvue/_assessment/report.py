@@ -11,6 +11,7 @@ from .._display.tables import Rows, html_of, text_of
 from .._information.bound import ESTIMATED
 from .._intervals.coverage import Coverage
 from .._numerics.moments import ErrorMoments
+from .._reality.result import Check
 from .._serialise.files import write_text
 from .._serialise.text import json_text
 from .certificate import BiasLimit, Certificate, Subject, certify
@@ -112,6 +113,8 @@ class Report:
     """What the bound is: ``CRB``, or ``estimated bound`` with ``assess(bound="estimated")``."""
     subjects: dict[str, Subject] = dataclasses.field(default_factory=dict, compare=False)
     """What each estimator is."""
+    measurements: Check | None = None
+    """Real measurements beside the simulator; see `with_check`."""
 
     @property
     def is_estimated(self) -> bool:
@@ -234,6 +237,8 @@ class Report:
         }
         if self.certificates:
             result["certificates"] = {n: c.to_dict() for n, c in self.certificates.items()}
+        if self.measurements is not None:
+            result["measurements"] = self.measurements.to_dict()
         for name, one in self.estimators.items():
             columns = {"y": self.y} | {
                 field: getattr(one, field)
@@ -282,6 +287,21 @@ class Report:
                 rows.append(row)
         return pd.DataFrame(rows)
 
+    def with_check(self, check: Check) -> "Report":
+        """The same report with a check of real measurements, which print and page then show.
+
+        All else in a report is about simulated measurements.
+
+        Args:
+            check: what `mvue.check` or ``fit.check`` returns.
+        """
+        if not isinstance(check, Check):
+            raise TypeError(
+                f"check must be what mvue.check returns, got {type(check).__name__}: give "
+                "report.with_check(fit.check(x))"
+            )
+        return dataclasses.replace(self, measurements=check)
+
     def plot(self) -> "Figure":
         """Bias, standard deviation and MSE against y, with bands of two standard errors."""
         from .plot import plot_report
@@ -322,7 +342,7 @@ class Report:
         several = len(self.certificates) > 1
         for name, certificate in self.certificates.items():
             parts.append(f"{name}: {certificate}" if several else str(certificate))
-        return parts
+        return parts + ([] if self.measurements is None else self.measurements.parts())
 
     def __str__(self) -> str:
         return text_of(*self._parts())

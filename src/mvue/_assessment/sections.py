@@ -1,6 +1,7 @@
 """The parts of a page that show a report."""
 
 from .._display.pages import Section
+from .._reality.plot import check_sections
 from .plot import plot_coverage
 from .report import Report
 from .tables import coverage_rows, summary_rows, value_rows
@@ -46,4 +47,5 @@ def report_sections(report: Report) -> list[Section]:
         Section("Summary", reading, figure=report.plot(), table=summary_rows(report)),
         *covered,
         Section("Every value", table=value_rows(report)),
+        *([] if report.measurements is None else check_sections(report.measurements)),
     ]

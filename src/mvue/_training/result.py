@@ -12,11 +12,13 @@ import numpy as np
 from .._core.estimators import Carrier, MeasurementSpec
 from .._core.keys import key_for
 from .._core.problem import Problem
-from .._core.types import Estimator, Measurement
+from .._core.types import Estimator, Key, Measurement
 from .._display.tables import labelled_html, labelled_text
 from .._finish.input_range import TrainedOn, trained_on_problem
 from .._finish.verdict import Verdict
 from .._intervals.interval import Interval, Intervals, interval
+from .._reality.check import check
+from .._reality.result import Check
 from .._recipe.survey import Survey
 from .._recipe.training_prior import TrainingPrior
 from .._serialise.registry import register
@@ -151,6 +153,39 @@ class Fit(Carrier):
             level: the probability with which an interval covers.
         """
         return self.intervals(x, level=level)
+
+    def check(
+        self,
+        x: Measurement,
+        *,
+        key: Key | None = None,
+        summaries: Any = None,
+        simulations: int = 2**16,
+        data_sets: int = 999,
+    ) -> Check:
+        """Could the simulator have made these measurements? See `mvue.check`.
+
+        Args:
+            x: N measurements, with a leading axis.
+            key: decides all random numbers; by default always the same.
+            summaries: as in `mvue.check`.
+            simulations: as in `mvue.check`.
+            data_sets: as in `mvue.check`.
+        """
+        if self.problem is None:
+            raise ValueError(
+                "a check needs simulations, and this was trained on data: give mvue.check(fit, "
+                "problem, x, key=...) a problem"
+            )
+        return check(
+            self,
+            self.problem,
+            x,
+            key=jr.key(0) if key is None else key,
+            summaries=summaries,
+            simulations=simulations,
+            data_sets=data_sets,
+        )
 
     def _strange(self, piece: Measurement) -> np.ndarray:
         known = self.range_trained_on
