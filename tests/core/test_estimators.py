@@ -13,6 +13,7 @@ import pytest
 
 import mvue
 from helpers import models
+from mvue._core.estimators import MeasurementSpec
 from mvue.exceptions import NonFiniteWarning, OutsideTrainingWarning
 
 
@@ -100,7 +101,7 @@ def test_measurements_of_several_arrays():
     np.testing.assert_allclose(fit(x), expected, rtol=1e-5)
     np.testing.assert_allclose(fit.predict(x, warn=False), expected, rtol=1e-5)
     np.testing.assert_allclose(fit(one), expected[7], rtol=1e-5)
-    whole = {**one, "counts": one["counts"].astype(float), "waves": one["waves"].real}
+    whole = {**one, "counts": one["counts"].astype(float), "waves": one["waves"].astype(complex)}
     assert fit(whole).shape == (1,)
 
 
@@ -127,7 +128,7 @@ def test_arrays_that_do_not_fit_are_told(change, error, message):
 
 def test_whole_numbers_that_are_missing_give_no_estimate():
     fit = fit_of(sum_of_all, mixed())
-    x = {"counts": np.ones((3, 4)), "offset": np.ones(3), "waves": np.ones((3, 2))}
+    x = {"counts": np.ones((3, 4)), "offset": np.ones(3), "waves": np.ones((3, 2), complex)}
     x["counts"][1, 2], x["counts"][2, 0] = np.nan, np.inf
     assert np.isnan(fit.predict(x, warn=False)).ravel().tolist() == [False, True, True]
     assert fit.outside(x)[1:].all()
@@ -135,7 +136,7 @@ def test_whole_numbers_that_are_missing_give_no_estimate():
     with pytest.raises(TypeError, match=r"int32, got 1.5 at x\[0, 3\]"):
         fit.predict(x)
     with pytest.raises(TypeError, match=r"int32, got nan at x\[2\]"):
-        fit({"counts": np.array([1, 2, np.nan, 4]), "offset": 1.0, "waves": np.ones(2)})
+        fit({"counts": np.array([1, 2, np.nan, 4]), "offset": 1.0, "waves": np.ones(2, complex)})
 
 
 def test_batches_of_unequal_length_are_told():
@@ -295,3 +296,20 @@ def test_a_fit_or_a_model_wherever_an_estimator_is_wanted(tmp_path, line):
     bias = [np.asarray(one.bias) for one in report.estimators.values()]
     assert np.array_equal(bias[0], bias[1])
     assert np.array_equal(bias[0], bias[2])
+
+
+def test_real_numbers_for_a_complex_model_are_refused():
+    """The imaginary part was forgotten, or is zero: only the user knows."""
+    spec = MeasurementSpec(jax.ShapeDtypeStruct((4,), np.complex64))
+    with pytest.raises(TypeError, match="must be complex numbers"):
+        spec.cast(np.ones(4), xp=np)
+    assert spec.cast(np.ones(4) + 0j, xp=np).dtype == np.complex64
+
+
+def test_columns_in_another_order_are_refused():
+    pandas = pytest.importorskip("pandas")
+    spec = MeasurementSpec(jax.ShapeDtypeStruct((2,), np.float64), columns=("a", "b"))
+    table = pandas.DataFrame({"a": [1.0], "b": [2.0]})
+    np.testing.assert_array_equal(spec.arrays(table), [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="columns a, b, in this order, got b, a"):
+        spec.arrays(table[["b", "a"]])

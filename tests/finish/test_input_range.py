@@ -130,3 +130,22 @@ def test_columns_with_units_of_their_own_are_not_compared(seed):
     x, shift, scale = rng.normal(size=(2000, 3)), np.array([1e3, 0.0, -2.0]), np.array([1, 9, 0.1])
     moved = known.in_units(shift, scale)
     np.testing.assert_array_equal(moved.outside(x * scale + shift), known.outside(x))
+
+
+def test_a_spread_far_below_all_of_training_is_outside(seed):
+    """Logarithms of spreads are skewed: either side has its own limit."""
+    rng = np.random.default_rng(seed)
+
+    def series(rng, count):
+        x = rng.normal(size=(count, 60))
+        slow = rng.uniform(-0.9, 0.9, size=count)
+        x[:, 0] /= np.sqrt(1 - slow**2)
+        for k in range(1, 60):
+            x[:, k] += slow * x[:, k - 1]
+        return x
+
+    known = InputRange.of_draws([series(rng, 2**14)], is_set=False, one_unit=True)
+    fresh = series(rng, 20_000)
+    assert known.outside(fresh).mean() < FALSE_ALARMS
+    assert known.outside(0.1 * fresh[:1000]).mean() > 0.99
+    assert known.outside(0.2 * fresh[:1000]).mean() > 0.5

@@ -294,3 +294,13 @@ def test_files_do_not_keep_the_intervals_of_another_estimator(tmp_path, line):
     mvue.save(mvue.load(path), path, intervals=made(mvue.load(path), line))
     with pytest.raises(ValueError, match="other weights"):
         mvue.save(mvue.load(path), path, intervals=made(other, line))
+
+
+def test_intervals_of_another_function_are_not_saved(key, tmp_path):
+    problem = mvue.Problem(
+        dist.Uniform(0.5, 5.0), lambda k, t: jr.exponential(k, (10,)) / t, names=("rate",)
+    )
+    of_another = mvue.interval(lambda x: 1.5 / x.mean(), problem, key=key, simulations=20_000)
+    network = eqx.nn.MLP(10, 1, 4, 1, key=key)
+    with pytest.raises(ValueError, match="intervals must be of this estimator"):
+        mvue.save(network, tmp_path / "m.mvue", problem=problem, intervals=of_another)

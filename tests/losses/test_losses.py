@@ -298,3 +298,10 @@ def test_weights_that_cannot_be_meant_are_refused(weights, match):
         with pytest.raises(ValueError, match=f"weights must be finite and positive, .*{match}"):
             loss(estimates, y, weights=np.asarray(weights))
         assert loss(estimates, y, weights=np.array([0.0, 0.0, 3.0])) > 0
+
+
+def test_complex_estimates_are_refused():
+    estimates, y = np.ones((1, 2, 1)) * (1 + 1j), np.zeros((1, 1))
+    for loss in (mvue.losses.emmse_loss, lambda e, y: mvue.losses.bce_loss(e, y, bias_weight=1.0)):
+        with pytest.raises(TypeError, match="must be real numbers, got complex"):
+            loss(estimates, y)

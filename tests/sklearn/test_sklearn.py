@@ -697,3 +697,16 @@ def test_networks_do_not_depend_on_units(scale):
     expected = BCERegressor(3.0, **settings).fit(X, y).predict(X)
     found = BCERegressor(3.0, **settings).fit(X * scale, y * scale).predict(X * scale)
     np.testing.assert_allclose(found / scale, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e160])
+@pytest.mark.parametrize("model", [LinearBCE(10.0), LinearBCECV(rule="bias_tolerance")])
+def test_saved_linear_estimators_see_measurements_outside(model, scale, seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    y = np.repeat(rng.uniform(1, 3, 300), 5)
+    x = scale * (y[:, None] + 0.3 * rng.normal(size=(1500, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mvue.exceptions.BiasToleranceWarning)
+        mvue.save(clone(model).fit(x, y), tmp_path / "m.mvue")
+    loaded = mvue.load(tmp_path / "m.mvue")
+    assert loaded.outside(scale * np.array([[1e6, -1e6], [2.0, 2.0]])).tolist() == [True, False]

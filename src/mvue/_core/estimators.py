@@ -54,6 +54,8 @@ class MeasurementSpec:
     """Shapes and dtypes of its arrays."""
     free: int = 0
     """How many leading axes of its arrays may be of any length, as that of a set."""
+    columns: tuple[str, ...] | None = None
+    """Names of its numbers, where tables with names are taken."""
 
     def __eq__(self, other: object) -> bool:
         """The same arrays in the same structure."""
@@ -75,6 +77,7 @@ class MeasurementSpec:
     def arrays(self, x: Measurement) -> Any:
         """One measurement or a batch, with arrays for whatever holds numbers."""
         structure = jax.tree.structure(self.x)
+        self._check_columns(x)
         for leaf in jax.tree.leaves(x):
             refuse_masked("x", leaf)
         try:
@@ -86,6 +89,17 @@ class MeasurementSpec:
                 f"{got[:200]}"
             ) from None
         return jax.tree.unflatten(structure, given)
+
+    def _check_columns(self, x: Any) -> None:
+        """Refuse a table whose columns are others, or in another order."""
+        if self.columns is None or not hasattr(x, "columns"):
+            return
+        found = tuple(map(str, x.columns))
+        if found != self.columns:
+            raise ValueError(
+                f"x must have the columns {', '.join(self.columns)}, in this order, got "
+                f"{', '.join(found)}"
+            )
 
     def is_batch(self, x: Any) -> bool:
         """Whether arrays are a batch, with one axis more in front, or one measurement."""
@@ -161,6 +175,11 @@ def _cast(values: Any, dtype: Any, xp: Any) -> Any:
         return values  # double precision, where a compiled function asks for it
     if is_complex and not jnp.issubdtype(dtype, np.complexfloating):
         raise TypeError(f"x must be numbers of the kind {dtype}, got {values.dtype}")
+    if jnp.issubdtype(dtype, np.complexfloating) and not is_complex:
+        raise TypeError(
+            f"x must be complex numbers of the kind {dtype}, got {values.dtype}: if their "
+            "imaginary part is zero, say so, x + 0j"
+        )
     if not jnp.issubdtype(dtype, np.inexact):
         if isinstance(values, Tracer):
             return values  # whether they are whole cannot be seen, and derivatives need them so

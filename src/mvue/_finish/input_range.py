@@ -80,6 +80,8 @@ class InputRange(eqx.Module):
     ends: np.ndarray | None = None
     """The smallest and the largest number of each column that are not outside, (2, p): scores are
     the same on both sides, and data need not be. None in model files of earlier versions."""
+    summary_ends: np.ndarray | None = None
+    """The same of summaries in standard units, (2, q)."""
 
     @classmethod
     def of_draws(
@@ -102,6 +104,7 @@ class InputRange(eqx.Module):
     ) -> "InputRange":
         usual, found, first, count = None, None, None, 0
         ends: list[np.ndarray] = []
+        summary_ends: list[np.ndarray] = []
         for piece in pieces:
             values = piece.astype(np.float64)
             values = values[np.isfinite(values).reshape(len(values), -1).all(axis=1)]
@@ -118,16 +121,20 @@ class InputRange(eqx.Module):
             found = scores if found is None else np.maximum(found, scores)
             count += len(values)
             halves = (values[::2], values[1::2]) if len(values) > 1 else (values, values)
-            rows = [half.reshape(-1, half.shape[-1]) for half in halves]
-            ends.append(np.stack([[half.min(axis=0), half.max(axis=0)] for half in rows]))
+            ends.append(_ends_of(half.reshape(-1, half.shape[-1]) for half in halves))
+            if first.summaries is not None:
+                summary_ends.append(_ends_of(map(first._standard_summaries, halves)))
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
         if len(limits) > 1 + SUMMARIES_IN_ONE_UNIT:
             limits[-1] += HARMLESS_TIES
-        low, high = np.min(ends, axis=0)[:, 0], np.max(ends, axis=0)[:, 1]
-        both = _widened(np.stack([low, high]), first.usual, count)
-        return cls(is_set, first.usual, first.summaries, limits, both)
+        both = _widened(_farthest(ends), first.usual, count)
+        of_summaries = None
+        if first.summaries is not None:
+            standard = Scale(np.zeros_like(first.summaries.centre), np.ones(()))
+            of_summaries = _widened(_farthest(summary_ends), standard, count)
+        return cls(is_set, first.usual, first.summaries, limits, both, of_summaries)
 
     @classmethod
     def of_moments(cls, mean: np.ndarray, variance: np.ndarray) -> "InputRange":
@@ -147,7 +154,7 @@ class InputRange(eqx.Module):
         """The same of ``values * scale + shift``, for numbers that have a unit each."""
         moved = Scale(self.usual.centre * scale + shift, self.usual.spread * scale)
         ends = None if self.ends is None else self.ends * scale + shift
-        return InputRange(self.is_set, moved, self.summaries, self.limits, ends)
+        return InputRange(self.is_set, moved, self.summaries, self.limits, ends, self.summary_ends)
 
     def outside(self, values: np.ndarray) -> np.ndarray:
         """Which of some measurements are far outside, (n,); those that are not finite are."""
@@ -158,6 +165,12 @@ class InputRange(eqx.Module):
         if self.ends is not None:
             within = (values >= self.ends[0]) & (values <= self.ends[1])
             inside &= within.reshape(len(values), -1).all(axis=1)
+        if self.summary_ends is not None:
+            with np.errstate(all="ignore"):
+                standard = self._standard_summaries(values)
+            inside &= ((standard >= self.summary_ends[0]) & (standard <= self.summary_ends[1])).all(
+                axis=1
+            )
         return np.asarray(~inside)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
@@ -167,11 +180,18 @@ class InputRange(eqx.Module):
             scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
             if self.summaries is not None:
                 kinds = self.summaries.centre.size // standard.shape[2]
-                extremes = np.abs(self.summaries.standard(self._summaries(values, kinds)))
+                extremes = np.abs(self._standard_summaries(values))
                 scores += [part.max(axis=1) for part in np.split(extremes, kinds, axis=1)]
                 if len(self.limits) > 1 + kinds:
                     scores.append(_ties(values))
         return np.stack(scores, axis=1)
+
+    def _standard_summaries(self, values: np.ndarray) -> np.ndarray:
+        """Summaries in standard units, (n, q)."""
+        assert self.summaries is not None
+        columns = self._elements(values[:1]).shape[2]
+        kinds = self.summaries.centre.size // columns
+        return self.summaries.standard(self._summaries(values, kinds))
 
     def _standard(self, values: np.ndarray) -> np.ndarray:
         return self._elements(self.usual.standard(values))
@@ -192,6 +212,16 @@ class InputRange(eqx.Module):
         squares = [size, spread, shares, _rest_of_farthest(values / largest)]
         logs = [0.5 * np.log(square + 1e-12) for square in squares[: kinds - 1]]
         return np.concatenate([mean, *logs], axis=1)
+
+
+def _ends_of(halves: Iterable[np.ndarray]) -> np.ndarray:
+    """The smallest and the largest of each column in either half, (halves, 2, q)."""
+    return np.stack([[half.min(axis=0), half.max(axis=0)] for half in halves])
+
+
+def _farthest(pieces: list[np.ndarray]) -> np.ndarray:
+    """The same of all pieces, (2, halves, q)."""
+    return np.stack([np.min(pieces, axis=0)[:, 0], np.max(pieces, axis=0)[:, 1]])
 
 
 def _widening(count: int) -> float:

@@ -77,13 +77,13 @@ def check_assessed(given: Assessed, estimator: Any, known: TrainedOn | None) -> 
             )
     theirs = given.subject.estimator
     theirs = getattr(theirs, "estimator", theirs) if isinstance(theirs, Carrier) else theirs
-    if not _are_same(estimator, theirs, examples):
+    if not are_same(estimator, theirs, examples):
         raise ValueError(
             f"{given.what} must be of this estimator, got that of one with other estimates: {hint}"
         )
 
 
-def _are_same(one: Any, other: Any, examples: Any) -> bool:
+def are_same(one: Any, other: Any, examples: Any) -> bool:
     """Whether two estimators give the same estimates, as far as that can be found out."""
     arrays = numbers_of(one), numbers_of(other)
     ours, theirs = map(arrays_identity, arrays)
@@ -240,6 +240,10 @@ def _check_trained_on(known: TrainedOn, seen_x: Any) -> None:
             raise TypeError("a scale is not one")
         _check_numbers(scale.centre, (size,))
         _check_numbers(scale.spread, (size,))
+    if seen.summary_ends is not None:
+        if seen.summaries is None:
+            raise ValueError("the scale of summaries is missing")
+        _check_numbers(seen.summary_ends, (2, np.size(seen.summaries.centre)))
     if seen.ends is not None:
         _check_numbers(seen.ends, (2, columns))
     _check_numbers(seen.limits, (np.size(seen.limits) if kinds else 1,))

@@ -43,6 +43,11 @@ class Front(abc.ABC):
     def trained_on(self) -> TrainedOn:
         """What it knows about its training; refuses one that is not fitted or cannot be saved."""
 
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns of a row, if it was fitted to a table that has them."""
+        return None
+
     @abc.abstractmethod
     def fit(self) -> Fit | None:
         """How it was trained, where that is known."""

@@ -102,7 +102,8 @@ class Model(Carrier):
 
     @property
     def _spec(self) -> MeasurementSpec | None:
-        return None if self.x is None else MeasurementSpec(self.x)
+        columns = None if self.front is None else self.front.columns
+        return None if self.x is None else MeasurementSpec(self.x, columns=columns)
 
     def _pieces(self, x: Any) -> Iterator[Any]:
         if self.front is not None and hasattr(x, "columns"):

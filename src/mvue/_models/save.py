@@ -23,9 +23,11 @@ from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError
-from .checks import Assessed, check_assessed, check_model, numbers_of
+from .checks import Assessed, are_same, check_assessed, check_model, numbers_of
 from .fronts import front_of
 from .model import Model
+
+EXAMPLES = 5  # measurements that two estimators are compared on
 
 
 def save(
@@ -231,12 +233,24 @@ def _check_intervals(intervals: Intervals, estimator: Any, known: TrainedOn) -> 
             f"intervals must be of this estimator, of measurements of {describe_shapes(known.x)}; "
             f"got those of measurements of {describe_shapes(spec.x)}"
         )
-    ours, theirs = (numbers_of(one) for one in (estimator, as_estimator(intervals.predictor)))
-    if ours and theirs and not same_identity(arrays_identity(ours), arrays_identity(theirs)):
+    other = as_estimator(intervals.predictor)
+    ours, theirs = numbers_of(estimator), numbers_of(other)
+    same = same_identity(arrays_identity(ours), arrays_identity(theirs))
+    if not (ours and theirs):
+        same = are_same(estimator, other, _examples_like(known.x))
+    if not same:
         raise ValueError(
-            "intervals must be of this estimator, got those of one with other weights: make them "
-            "with mvue.interval(estimator, problem, key=...)"
+            "intervals must be of this estimator, got those of one with other weights or "
+            "estimates: make them with mvue.interval(estimator, problem, key=...)"
         )
+
+
+def _examples_like(x: Any) -> Any:
+    """Some measurements of these shapes, to compare estimates from."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: rng.uniform(0.5, 3.5, size=(EXAMPLES, *leaf.shape)).astype(leaf.dtype), x
+    )
 
 
 def _training(fit: Fit) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def uses_of(wanted: int, seconds: float, weights: int, settings: ScheduleSetting
         settings: of the schedule.
     """
     needed = 1 / affordable(wanted, seconds, settings.seconds)
-    most = min(settings.most_uses, wanted / (settings.fewest_simulations * weights))
+    most = min(settings.most_uses, wanted / (settings.fewest_simulations * max(weights, 1)))
     return 2 ** int(math.log2(max(1.0, min(needed, most))))
 
 

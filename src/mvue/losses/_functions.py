@@ -273,6 +273,11 @@ def _errors(estimates: AnyArray, y: AnyArray) -> AnyArray:
             f"estimates and y must be arrays of one library, got {type(estimates).__name__} and "
             f"{type(y).__name__}"
         ) from error
+    if any("complex" in str(part.dtype) for part in (estimates, y)):
+        raise TypeError(
+            "estimates and y must be real numbers, got complex ones: give their real and imaginary "
+            "parts as components"
+        )
     if estimates.ndim != 3:
         raise ValueError(
             f"estimates must have shape (N, M, d): units, repeats, components; got shape "

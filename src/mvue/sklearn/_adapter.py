@@ -29,6 +29,8 @@ from ._fronts import (
     without_form,
 )
 
+LARGEST_POWER = 1000  # of two
+
 
 class ScikitLearnFront(Front):
     """An estimator of mvue.sklearn, also as the last step of a pipeline."""
@@ -64,16 +66,23 @@ class ScikitLearnFront(Front):
             inputs = seen.inputs.in_units(x_units.shift, x_units.scale)
             y_range = natural_units(self.estimator, y_units.natural(seen.y_range))
             return TrainedOn(seen.names, x, inputs, y_range)
-        inputs = None
-        if hasattr(regressor, "moments_") and regressor._powers is None:
-            moments = regressor.moments_.summary()
-            variance = np.diag(moments.scatter_xx) / moments.weight
-            inputs = InputRange.of_moments(moments.mean_x, variance)
+        inputs, seen = None, regressor._mean_and_variance()
+        if seen is not None:
+            powers = np.zeros(1, int) if regressor._powers is None else regressor._powers.x
+            # Beyond that the units themselves are no double-precision numbers.
+            if np.abs(powers).max() < LARGEST_POWER:
+                units = np.ldexp(np.ones_like(seen[0]), powers)
+                inputs = InputRange.of_moments(*seen).in_units(np.zeros_like(units), units)
         known = getattr(regressor, "target_names_", None)
         names = checked_names(
             None if known is None else list(map(str, known)), np.size(regressor.intercept_)
         )
         return TrainedOn(names, x, inputs, None)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        names = getattr(self.estimator, "feature_names_in_", None)
+        return None if names is None else tuple(map(str, names))
 
     def fit(self) -> Fit | None:
         return getattr(self.parts.regressor, "fit_", None)

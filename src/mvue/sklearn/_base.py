@@ -96,6 +96,10 @@ class LinearRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Coefficients, shape (d, p), and intercept, shape (d,), in the units of the moments."""
         raise NotImplementedError
 
+    def _mean_and_variance(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of the columns of X in training, in the units of the moments, where known."""
+        return None
+
     @property
     def coef_(self) -> np.ndarray:
         """Coefficients, shape (p,) or (d, p)."""

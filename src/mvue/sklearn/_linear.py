@@ -266,6 +266,12 @@ class LinearBCE(LinearRegressor):
         self.moments_ = moments
         self._fit_record: tuple[Any, LinearFit] | None = None
 
+    def _mean_and_variance(self) -> tuple[np.ndarray, np.ndarray] | None:
+        if not hasattr(self, "moments_"):
+            return None
+        moments = self.moments_.summary()
+        return moments.mean_x, np.diag(moments.scatter_xx) / moments.weight
+
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
         solved = self._solve(stacklevel=5)
         return solved.coefficients, solved.intercept

@@ -122,7 +122,11 @@ class LinearBCECV(LinearRegressor):
         self.bias_weight_ = float(bias_weights[chosen])
         warn_unresolved(moments, int(self.path_.altered[chosen]), self.bias_weight_, stacklevel=3)
         self._chosen = chosen
+        self._seen = moments.mean_x, np.diag(moments.scatter_xx) / moments.weight
         return self
+
+    def _mean_and_variance(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return getattr(self, "_seen", None)
 
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
         return self.path_.coef[self._chosen], self.path_.intercept[self._chosen]
