@@ -347,11 +347,12 @@ def test_predict_keeps_the_digits_of_numpy(is_complex):
     H = normal(np.random.default_rng(0), 4, 2, is_complex=is_complex)
     for estimator in (mvue.wls(H, 1.0), mvue.lmmse(H, 1.0, 1e9), mvue.linear_bce(H, 1.0, 1.0, 9.0)):
         x = 1.7e9 + np.arange(12.0).reshape(3, 4)  # seconds of these years
+        x = x + 0j if is_complex else x
         found = estimator.predict(x)
         np.testing.assert_array_equal(found, estimator(x))
         np.testing.assert_allclose(found, x @ estimator.weight.T, rtol=1e-14)
     assert mvue.wls(np.ones((1, 1)), 1.0).predict([[16777217]]) == 16777217
-    single = mvue.wls(H, 1.0).predict(np.ones((3, 4), np.float32))
+    single = mvue.wls(H, 1.0).predict(np.ones((3, 4), np.complex64 if is_complex else np.float32))
     assert single.shape == (3, 2)
     if not is_complex:
         with pytest.raises(TypeError, match="x must be numbers of the kind float64, got complex"):
