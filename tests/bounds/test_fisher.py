@@ -650,10 +650,11 @@ def bias_again(one, repeats):
     )
 
 
+@pytest.mark.parametrize("method", ["auto", "quadrature"])
 @pytest.mark.parametrize(
     ("shift", "sd", "right"), [(0.0, 1.0, True), (0.0, 2.0, False), (0.5, 1.0, False)]
 )
-def test_quadrature_compares_the_likelihood_with_simulations(shift, sd, right):
+def test_quadrature_compares_the_likelihood_with_simulations(shift, sd, right, method):
     """A density of another noise has mass one and a score of mean zero all the same."""
     problem = mvue.Problem(
         dist.Uniform(-1.0, 1.0),
@@ -662,10 +663,10 @@ def test_quadrature_compares_the_likelihood_with_simulations(shift, sd, right):
         log_likelihood=lambda t, x: dist.Normal(t + shift, sd).log_prob(x).sum(),
     )
     if right:
-        np.testing.assert_allclose(mvue.crb(problem, 0.3).matrix, [[0.2]], rtol=1e-6)
+        np.testing.assert_allclose(mvue.crb(problem, 0.3, method=method).matrix, [[0.2]], rtol=1e-6)
         return
     with pytest.raises(IrregularModelError, match="simulate and log_likelihood disagree"):
-        mvue.crb(problem, 0.3)
+        mvue.crb(problem, 0.3, method=method)
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 0.1, 10.0, -1.0, 1.0])

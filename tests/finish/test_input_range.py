@@ -109,7 +109,8 @@ def test_ranges_without_spread_and_ties_judge_as_before(seed):
     rng = np.random.default_rng(seed)
     unit = Scale(np.zeros(1), np.ones(1))
     old = InputRange(True, unit, Scale(np.zeros(2), np.ones(2)), np.array([5.0, 3.0, 3.0]))
-    assert old.scores(rng.normal(size=(4, *TEN))).shape == (4, 3)
+    some = rng.normal(size=(4, *TEN))
+    assert old.scores(some, old._standard_summaries(some)).shape == (4, 3)
     assert not old.outside(np.full((1, *TEN), 0.5)).any()
 
 

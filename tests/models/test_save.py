@@ -701,3 +701,20 @@ def test_a_check_that_takes_too_long_is_cut_wherever_it_is(calls):
 
     with pytest.raises(_TooMuchWork), _limited_work(calls):
         work()
+
+
+def test_tables_in_another_order_are_refused_by_all_that_estimates(seed, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(seed)
+    y = np.repeat(rng.uniform(1, 3, 100), 4)
+    noise = rng.normal(size=(400, 2))
+    table = pandas.DataFrame({"a": y + 0.1 * noise[:, 0], "b": y**2 + 0.1 * noise[:, 1]})
+    mvue.save(LinearBCE(10.0).fit(table, y), tmp_path / "m.mvue")
+    model = mvue.load(tmp_path / "m.mvue")
+    np.testing.assert_allclose(
+        model(table[:3]).ravel(), model.predict(table[:3]).ravel(), rtol=1e-5
+    )
+    swapped = table[["b", "a"]]
+    for use in (model, lambda x: mvue.average(model, x), mvue.Average(model)):
+        with pytest.raises(ValueError, match="columns a, b, in this order, got b, a"):
+            use(swapped[:3])

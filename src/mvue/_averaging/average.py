@@ -246,6 +246,9 @@ def _average(
 ) -> RunningAverage:
     """Average an estimator; its carrier, if there is one, tells measurements it is not for."""
     spec = spec_of(estimator)
+    if spec is not None:
+        for table in x if isinstance(x, list) else [x]:
+            spec.check_columns(table)
     estimator = as_estimator(estimator)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)

@@ -15,12 +15,11 @@ from .._core.types import Key
 from .._runtime.jit import in_double_precision
 from ..exceptions import BoundError, IrregularModelError
 from .monte_carlo import GROUPS, SCORE_LIMIT, SHARE_LIMIT, group_error
+from .result import NULL, lost_along, scaled_axes, with_infinite
 
 MOST_POINTS = 8
 GAIN = 1e-3  # relative, from which on a further test point is taken
 KEPT = 1e-9  # eigenvalues of G with unit diagonal that are not rounding
-NULL = 1e-12  # the same that are zero
-PART = 1e-6  # share of what unbiasedness asks for along them from which on no estimator has it
 
 
 class Halves:
@@ -56,8 +55,8 @@ class Halves:
         solved = np.linalg.pinv(groups.mean(axis=0), hermitian=True)
         left = proven @ solved
         lost = _lost(self.moments[0][np.ix_(which, which)], d)
-        error = _infinite(group_error(left @ groups @ left.T), lost, np.nan)
-        return _infinite(left @ proven.T, lost, np.inf), error
+        error = with_infinite(group_error(left @ groups @ left.T), lost, np.nan)
+        return with_infinite(left @ proven.T, lost), error
 
 
 class Exact(NamedTuple):
@@ -75,12 +74,12 @@ class Exact(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The bound, and no error."""
         lost = _lost(self.matrix[np.ix_(which, which)], covariances[:, which])
-        return _infinite(self.guess(covariances, which), lost, np.inf), None
+        return with_infinite(self.guess(covariances, which), lost), None
 
 
 def _weights(matrix: np.ndarray, covariances: np.ndarray) -> np.ndarray:
     """G⁻¹ Dᵀ on the directions that rounding leaves, (functions, d)."""
-    values, vectors = _axes(matrix)
+    values, vectors = scaled_axes(matrix)
     good = values > KEPT * values.max(initial=0.0)
     vectors = vectors[:, good]
     return (vectors / values[good]) @ (vectors.T @ covariances.T)
@@ -91,25 +90,8 @@ def _lost(matrix: np.ndarray, covariances: np.ndarray) -> np.ndarray:
 
     A combination of the functions that is zero, whatever the data, would have a covariance with it.
     """
-    values, vectors = _axes(matrix)
-    zero = vectors[:, values <= NULL * len(values)]
-    asked = np.linalg.norm(covariances @ zero, axis=1)
-    return np.asarray(asked > PART * (np.abs(covariances) @ np.linalg.norm(zero, axis=1)))
-
-
-def _axes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues of G with unit diagonal, and its axes in the units of the functions."""
-    diagonal = np.diag(matrix)
-    unit = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
-    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
-    return values, vectors * unit[:, None]
-
-
-def _infinite(matrix: np.ndarray, lost: np.ndarray, variance: float) -> np.ndarray:
-    """The matrix with this variance for components that are lost, and no covariances."""
-    found = np.where(lost[:, None] | lost[None, :], np.nan, matrix)
-    np.fill_diagonal(found, np.where(lost, variance, np.diag(matrix)))
-    return found
+    values, vectors = scaled_axes(matrix)
+    return lost_along(covariances, vectors[:, values <= NULL * len(values)])
 
 
 def greedy(

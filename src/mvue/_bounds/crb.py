@@ -19,13 +19,11 @@ from ..exceptions import BoundError
 from .fisher import informations
 from .monte_carlo import DEFAULT_SAMPLES, group_error
 from .regularity import outside_of_model
-from .result import layout_of, one_theta
+from .result import NULL, PART, layout_of, lost_along, one_theta, scaled_axes, with_infinite
 
 GIVEN = "given"
-NULL = 1e-12  # eigenvalues of the information, scaled to unit diagonal, that count as zero
 REPORT_NUMBERS = 2**26  # numbers of x that a report may simulate for its bound
 REPORT_SAMPLES = (1024, DEFAULT_SAMPLES)  # the fewest and the most draws at each value
-PART = 1e-6  # share of a gradient in the null space from which on y is not identifiable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,15 +202,15 @@ def note_bounds(
         found = bounds(problem, thetas, transform=transform, key=key, samples=samples)
     except Exception as error:
         kind = "" if isinstance(error, BoundError) else f"{type(error).__name__}: "
-        return NotedBounds(None, None, f"no bound: {kind}{_first_line(error)}")
+        return NotedBounds(None, None, f"no bound: {kind}{first_line(error)}")
     count = len(found.matrix)
     failures = [failure for failure in found.failure if failure]
     if len(failures) == count:
-        return NotedBounds(None, None, f"no bound: {_first_line(failures[0])}")
+        return NotedBounds(None, None, f"no bound: {first_line(failures[0])}")
     methods = [m for m, f in zip(found.method, found.failure, strict=True) if not f]
     notes = [] if GIVEN in methods else [f"CRB: {', '.join(dict.fromkeys(methods))}"]
     if failures:
-        notes.append(f"none at {len(failures)} of {count} values: {_first_line(failures[0])}")
+        notes.append(f"none at {len(failures)} of {count} values: {first_line(failures[0])}")
     free = dict.fromkeys(d for directions in found.unidentifiable for d in directions)
     if free:
         listed = ", ".join([*free][:3]) + (", ..." if len(free) > 3 else "")
@@ -221,7 +219,7 @@ def note_bounds(
     return NotedBounds(found.matrix, se, "; ".join(notes))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -287,27 +285,17 @@ def bound_from(
         part: share of a gradient in the null space from which on y is not identifiable.
     """
     inverse, null = _pseudo_inverse(information)
-    lost = np.linalg.norm(jacobian @ null, axis=1) > part * _size(jacobian, null)
+    lost = lost_along(jacobian, null, part)
     weights = jacobian @ inverse
     bound = weights @ jacobian.T
-    matrix = np.where(lost[:, None] | lost[None, :], np.nan, bound)
-    np.fill_diagonal(matrix, np.where(lost, np.inf, np.diag(bound)))
-    return BoundFrom(matrix, weights, tuple(_directions(null, names)))
+    return BoundFrom(with_infinite(bound, lost), weights, tuple(_directions(null, names)))
 
 
 def _pseudo_inverse(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Inverse on the directions that the data inform about, and a basis (p, q) of the others."""
-    diagonal = np.diag(matrix)
-    unit = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
-    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
+    values, vectors = scaled_axes(matrix)
     good = values > NULL * len(values)
-    vectors = vectors * unit[:, None]
     return (vectors[:, good] / values[good]) @ vectors[:, good].T, vectors[:, ~good]
-
-
-def _size(jacobian: np.ndarray, null: np.ndarray) -> np.ndarray:
-    """How large the part of each gradient in the null space could be, (d,)."""
-    return np.abs(jacobian) @ np.linalg.norm(null, axis=1)
 
 
 def _directions(null: np.ndarray, names: tuple[str, ...]) -> list[str]:

@@ -132,6 +132,7 @@ def _by_method(
     if method == "quadrature":
         found = integrated_informations(problem, layout, flat, key=key)
         refuse_moving_support(problem, layout, flat, found, key)
+        refuse_wrong_likelihood(problem, layout, flat, found, key)
         return found
     if method == "auto":
         with contextlib.suppress(BoundError):

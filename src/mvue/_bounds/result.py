@@ -17,6 +17,9 @@ from .._core.theta import ThetaLayout
 from .._core.types import Theta
 from ..exceptions import BoundError
 
+NULL = 1e-12  # eigenvalues, of a matrix scaled to unit diagonal, that count as zero
+PART = 1e-6  # share of a gradient in the null space from which on y is not identifiable
+
 TIED = tuple(
     type(constraint)
     for constraint in (
@@ -138,3 +141,24 @@ def one_theta(problem: Problem, theta: Theta) -> Theta:
         if not np.isfinite(array).all():
             raise ValueError(f"theta must be finite, got {array}")
     return jax.tree.unflatten(structure, [array[None] for array in arrays])
+
+
+def scaled_axes(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of a matrix scaled to unit diagonal, and its axes in units as they were."""
+    diagonal = np.diag(matrix)
+    unit = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
+    values, vectors = np.linalg.eigh(matrix * unit[:, None] * unit)
+    return values, vectors * unit[:, None]
+
+
+def lost_along(slopes: np.ndarray, null: np.ndarray, part: float = PART) -> np.ndarray:
+    """Which components, whose slopes are (d, p), move along directions that tell nothing, (d,)."""
+    largest = np.abs(slopes) @ np.linalg.norm(null, axis=1)
+    return np.asarray(np.linalg.norm(slopes @ null, axis=1) > part * largest)
+
+
+def with_infinite(matrix: np.ndarray, lost: np.ndarray, variance: float = np.inf) -> np.ndarray:
+    """The matrix with this variance for components that are lost, and nan for covariances."""
+    found = np.where(lost[:, None] | lost[None, :], np.nan, matrix)
+    np.fill_diagonal(found, np.where(lost, variance, np.diag(matrix)))
+    return found

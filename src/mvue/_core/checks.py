@@ -1,6 +1,6 @@
 """Checks of arguments that many functions share, and words for shapes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
+
+from .._runtime.digest import constants_of
 
 NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,  # float(tracer), `if tracer`
@@ -173,24 +175,9 @@ def _drawn_so_far() -> tuple[Any, ...]:
 
 def _constants_of(function: Any, x: Any) -> list[Any]:
     """What a traced function has of constants, in the order of its operations."""
-
-    def walk(node: Any) -> Iterator[Any]:
-        if isinstance(node, (list, tuple)):
-            for child in node:
-                yield from walk(child)
-        elif hasattr(node, "jaxpr"):  # closed
-            yield from node.consts
-            yield from walk(node.jaxpr)
-        elif hasattr(node, "eqns"):
-            for equation in node.eqns:
-                yield from (v.val for v in equation.invars if hasattr(v, "val"))
-                yield from walk(list(equation.params.values()))
-            yield from (v.val for v in node.outvars if hasattr(v, "val"))
-
     dynamic, static = eqx.partition(x, lambda leaf: hasattr(leaf, "shape"))
-    return list(
-        walk(jax.make_jaxpr(lambda one: jnp.asarray(function(eqx.combine(one, static))))(dynamic))
-    )
+    traced = jax.make_jaxpr(lambda one: jnp.asarray(function(eqx.combine(one, static))))
+    return list(constants_of(traced(dynamic)))
 
 
 def _are_same(some: list[Any], others: list[Any]) -> bool:

@@ -43,6 +43,9 @@ def _check_spec(spec: Any) -> None:
         raise ValueError("the shape of a measurement is missing")
     if type(spec.free) is not int or not 0 <= spec.free <= min(len(leaf.shape) for leaf in leaves):
         raise ValueError("a measurement has fewer axes than may be of any length")
+    names = spec.columns
+    if names is not None and not (type(names) is tuple and all(type(n) is str for n in names)):
+        raise ValueError("names of columns are not texts")
 
 
 @register(name="mvue.MeasurementSpec", check=_check_spec)
@@ -72,12 +75,12 @@ class MeasurementSpec:
     def set_of(self) -> "MeasurementSpec":
         """Of a set of such measurements, of any number, as one measurement."""
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), self.x)
-        return MeasurementSpec(one, self.free + 1)
+        return MeasurementSpec(one, self.free + 1, self.columns)
 
     def arrays(self, x: Measurement) -> Any:
         """One measurement or a batch, with arrays for whatever holds numbers."""
         structure = jax.tree.structure(self.x)
-        self._check_columns(x)
+        self.check_columns(x)
         for leaf in jax.tree.leaves(x):
             refuse_masked("x", leaf)
         try:
@@ -90,7 +93,7 @@ class MeasurementSpec:
             ) from None
         return jax.tree.unflatten(structure, given)
 
-    def _check_columns(self, x: Any) -> None:
+    def check_columns(self, x: Any) -> None:
         """Refuse a table whose columns are others, or in another order."""
         if self.columns is None or not hasattr(x, "columns"):
             return

@@ -117,13 +117,13 @@ class InputRange(eqx.Module):
                     ties = is_set and values.shape[1] > 1
                     first = cls(is_set, usual, summaries, np.empty(1 + kinds + ties))
             assert first is not None
-            scores = first.scores(values).max(axis=0, initial=0.0)
+            seen = first._standard_summaries(values)
+            scores = first.scores(values, seen).max(axis=0, initial=0.0)
             found = scores if found is None else np.maximum(found, scores)
             count += len(values)
-            halves = (values[::2], values[1::2]) if len(values) > 1 else (values, values)
-            ends.append(_ends_of(half.reshape(-1, half.shape[-1]) for half in halves))
-            if first.summaries is not None:
-                summary_ends.append(_ends_of(map(first._standard_summaries, halves)))
+            ends.append(_ends_of(values if is_set else values[:, None]))
+            if seen is not None:
+                summary_ends.append(_ends_of(seen[:, None]))
         assert first is not None
         assert found is not None
         limits = _widening(count) * found
@@ -161,34 +161,32 @@ class InputRange(eqx.Module):
         if not len(values):
             return np.zeros(0, bool)
         values = np.asarray(values, np.float64)
-        inside = (self.scores(values) <= self.limits).all(axis=1)
+        with np.errstate(all="ignore"):
+            summaries = self._standard_summaries(values)
+            inside = (self.scores(values, summaries) <= self.limits).all(axis=1)
         if self.ends is not None:
             within = (values >= self.ends[0]) & (values <= self.ends[1])
             inside &= within.reshape(len(values), -1).all(axis=1)
-        if self.summary_ends is not None:
-            with np.errstate(all="ignore"):
-                standard = self._standard_summaries(values)
-            inside &= ((standard >= self.summary_ends[0]) & (standard <= self.summary_ends[1])).all(
-                axis=1
-            )
+        if summaries is not None and self.summary_ends is not None:
+            low, high = self.summary_ends
+            inside &= ((summaries >= low) & (summaries <= high)).all(axis=1)
         return np.asarray(~inside)
 
-    def scores(self, values: np.ndarray) -> np.ndarray:
-        """The scores of measurements, (n, kinds)."""
-        with np.errstate(all="ignore"):
-            standard = self._standard(values)
-            scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
-            if self.summaries is not None:
-                kinds = self.summaries.centre.size // standard.shape[2]
-                extremes = np.abs(self._standard_summaries(values))
-                scores += [part.max(axis=1) for part in np.split(extremes, kinds, axis=1)]
-                if len(self.limits) > 1 + kinds:
-                    scores.append(_ties(values))
+    def scores(self, values: np.ndarray, summaries: np.ndarray | None) -> np.ndarray:
+        """The scores of measurements and their summaries in standard units, (n, kinds)."""
+        standard = self._standard(values)
+        scores = [np.abs(standard).reshape(len(values), -1).max(axis=1)]
+        if summaries is not None:
+            kinds = summaries.shape[1] // standard.shape[2]
+            scores += [part.max(axis=1) for part in np.split(np.abs(summaries), kinds, axis=1)]
+            if len(self.limits) > 1 + kinds:
+                scores.append(_ties(values))
         return np.stack(scores, axis=1)
 
-    def _standard_summaries(self, values: np.ndarray) -> np.ndarray:
-        """Summaries in standard units, (n, q)."""
-        assert self.summaries is not None
+    def _standard_summaries(self, values: np.ndarray) -> np.ndarray | None:
+        """Summaries in standard units, (n, q), where they are judged."""
+        if self.summaries is None:
+            return None
         columns = self._elements(values[:1]).shape[2]
         kinds = self.summaries.centre.size // columns
         return self.summaries.standard(self._summaries(values, kinds))
@@ -214,9 +212,10 @@ class InputRange(eqx.Module):
         return np.concatenate([mean, *logs], axis=1)
 
 
-def _ends_of(halves: Iterable[np.ndarray]) -> np.ndarray:
-    """The smallest and the largest of each column in either half, (halves, 2, q)."""
-    return np.stack([[half.min(axis=0), half.max(axis=0)] for half in halves])
+def _ends_of(values: np.ndarray) -> np.ndarray:
+    """The smallest and the largest in either half of draws (n, rows, q), (halves, 2, q)."""
+    halves = (values[::2], values[1::2]) if len(values) > 1 else (values, values)
+    return np.stack([[half.min(axis=(0, 1)), half.max(axis=(0, 1))] for half in halves])
 
 
 def _farthest(pieces: list[np.ndarray]) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._bounds.crb import NotedBounds, bound_from, jacobians
+from .._bounds.crb import REPORT_NUMBERS, NotedBounds, bound_from, first_line, jacobians
 from .._bounds.regularity import outside_of_model
 from .._bounds.result import Information, layout_of, one_theta
 from .._core.checks import check_count, describe_shapes
@@ -39,7 +39,6 @@ METHODS = "statistics", "learned score"
 DEFAULT_SAMPLES = 2**17
 FEWEST_SAMPLES = 2**12
 PILOT = (512, 4)  # values of theta and measurements of each, that show the layout
-REPORT_NUMBERS = 2**26  # numbers of x that a report may simulate for its bound
 REPORT_SAMPLES = (2**14, 2**16)
 SEEN = 4.0  # standard errors of information from which on a direction of theta is told
 LOST = 0.02  # share of a gradient in directions that are not told, from which on y is not
@@ -248,15 +247,15 @@ def note_estimated_bounds(
         found = estimated_bounds(problem, thetas, transform=transform, key=key, samples=samples)
     except Exception as error:
         kind = "" if isinstance(error, BoundError) else f"{type(error).__name__}: "
-        return NotedBounds(None, None, f"no {ESTIMATED}: {kind}{_first_line(error)}")
+        return NotedBounds(None, None, f"no {ESTIMATED}: {kind}{first_line(error)}")
     failures = [one for one in found if isinstance(one, BoundError)]
     if len(failures) == len(found):
-        return NotedBounds(None, None, f"no {ESTIMATED}: {_first_line(failures[0])}")
+        return NotedBounds(None, None, f"no {ESTIMATED}: {first_line(failures[0])}")
     (size,) = {one.matrix.shape for one in found if isinstance(one, EstimatedBound)}
     none = np.full(size, np.nan)
     notes = [f"{MEANING}; {samples:,} simulations at each value"]
     if failures:
-        notes.append(f"none at {len(failures)} of {values} values: {_first_line(failures[0])}")
+        notes.append(f"none at {len(failures)} of {values} values: {first_line(failures[0])}")
     free = [d for one in found if isinstance(one, EstimatedBound) for d in one.unidentifiable]
     if free:
         notes.append(f"the data were not seen to tell {', '.join(dict.fromkeys(free))}")
@@ -265,10 +264,6 @@ def note_estimated_bounds(
         for name in ("matrix", "se")
     )
     return NotedBounds(matrix, se, "; ".join(notes))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

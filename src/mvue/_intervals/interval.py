@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.checks import check_count
+from .._core.checks import check_count, checked_names
 from .._core.estimators import Carrier, MeasurementSpec, Predictor, is_traced
 from .._core.keys import key_for
 from .._core.problem import Problem, check_problem
@@ -218,7 +218,7 @@ def interval(
             stacklevel=2,
         )
     curves = learn(truth, estimates, failures, level)
-    names = problem.names or tuple(f"y[{j}]" for j in range(y.shape[0]))
+    names = checked_names(problem.names, y.shape[0])
     if method == "inverted":
         for j, place, share in missed(curves, truth, estimates, level):
             warnings.warn(

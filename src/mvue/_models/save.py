@@ -17,13 +17,12 @@ from .._finish.input_range import TrainedOn, trained_on_problem
 from .._intervals.curves import IntervalCurves
 from .._intervals.interval import Intervals
 from .._linear.known_model import LinearEstimator
-from .._runtime.digest import arrays_identity, same_identity
 from .._serialise.container import Contents, check_path, read, write
 from .._serialise.tree import BrokenTreeError, Decoder, Encoder, UnsavableError
 from .._training.result import Fit
 from .._version import __version__
 from ..exceptions import ModelFileError
-from .checks import Assessed, are_same, check_assessed, check_model, numbers_of
+from .checks import Assessed, are_same, check_assessed, check_model
 from .fronts import front_of
 from .model import Model
 
@@ -233,12 +232,7 @@ def _check_intervals(intervals: Intervals, estimator: Any, known: TrainedOn) -> 
             f"intervals must be of this estimator, of measurements of {describe_shapes(known.x)}; "
             f"got those of measurements of {describe_shapes(spec.x)}"
         )
-    other = as_estimator(intervals.predictor)
-    ours, theirs = numbers_of(estimator), numbers_of(other)
-    same = same_identity(arrays_identity(ours), arrays_identity(theirs))
-    if not (ours and theirs):
-        same = are_same(estimator, other, _examples_like(known.x))
-    if not same:
+    if not are_same(estimator, as_estimator(intervals.predictor), _examples_like(known.x)):
         raise ValueError(
             "intervals must be of this estimator, got those of one with other weights or "
             "estimates: make them with mvue.interval(estimator, problem, key=...)"

@@ -134,7 +134,7 @@ def _text_digest(text: str) -> str:
 
 
 def constants_of(node: Any) -> Iterator[Any]:
-    """All arrays that a program closes over, those of nested programs too."""
+    """All that a program closes over, arrays and literals, those of nested programs too."""
     if isinstance(node, (list, tuple)):
         for child in node:
             yield from constants_of(child)
@@ -143,10 +143,9 @@ def constants_of(node: Any) -> Iterator[Any]:
         yield from constants_of(node.jaxpr)
     elif hasattr(node, "eqns"):
         for equation in node.eqns:
-            yield from (
-                v.val for v in equation.invars if isinstance(getattr(v, "val", None), _ARRAYS)
-            )
+            yield from (v.val for v in equation.invars if hasattr(v, "val"))
             yield from constants_of(list(equation.params.values()))
+        yield from (v.val for v in node.outvars if hasattr(v, "val"))
 
 
 def arrays_digest(tree: PyTree) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from .devices import everywhere, replicated, same_everywhere
@@ -87,10 +88,11 @@ def _compiled_once(traced: Any, args: tuple[Any, ...]) -> Any:
     if "callback" in text:  # functions of the host are only numbered in it
         return lowered.compile(compiler_options())
     leaves, structure = jax.tree.flatten(args)
+    constants = [c for c in constants_of(traced.jaxpr) if isinstance(c, (np.ndarray, jax.Array))]
     places = tuple(str(getattr(leaf, "sharding", None)) for leaf in leaves)
     name = (
         hashlib.sha256(text.encode()).hexdigest(),
-        arrays_digest(list(constants_of(traced.jaxpr))),  # large ones are not in the text
+        arrays_digest(constants),  # large ones are not in the text
         str(jax.config.jax_default_device),  # type: ignore[attr-defined]
         places,
         structure,
